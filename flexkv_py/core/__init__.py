@@ -1,0 +1,1 @@
+"""The pure planner: events in, instructions out. It never waits, and knows no clock."""

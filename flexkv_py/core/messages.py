@@ -1,0 +1,457 @@
+"""Every event the planner hears and every instruction it gives.
+
+Events are past tense, instructions imperative. Payloads are plural: one event per message or per
+finished batch, never one per block. Nothing here holds bytes of blocks: frames are numbers, pages of
+a worker never reach the planner at all (a copy names its ticket and the position of the key in it).
+All times are nanoseconds of one monotonic clock; the planner never reads a clock itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from flexkv_py.errors import ErrorCode
+from flexkv_py.keys import BlockKey, NamespaceDigest
+
+
+class Tier(IntEnum):
+    """Where a copy lies; a larger number is further from the GPU."""
+
+    HBM = 0
+    DRAM = 1
+    SSD = 2
+    S3 = 3
+
+
+class Fault(StrEnum):
+    """Why a transfer failed. Expected in production; the planner chooses what happens next."""
+
+    CORRUPT = "corrupt"
+    """The bytes are not that key's bytes: wrong checksum, wrong header, torn, swapped."""
+    MISSING = "missing"
+    """Nothing is there any more."""
+    IO = "io"
+    """The device or server failed; another try may work."""
+    FULL = "full"
+    """No room in the target tier."""
+    LATE = "late"
+    """It did not end within its deadline."""
+    DOWN = "down"
+    """The whole tier is unavailable."""
+    MEMORY = "memory"
+    """The worker's memory is gone or cannot be read."""
+    INTERNAL = "internal"
+    """A bug in the shell; counted and logged, never hidden."""
+
+
+class Outcome(StrEnum):
+    """What became of one key of a ticket."""
+
+    LOADED = "loaded"
+    STORED = "stored"
+    PRESENT = "present"
+    MISS = "miss"
+    FAILED = "failed"
+    THROTTLED = "throttled"
+    REFUSED = "refused"
+    LATE = "late"
+    CANCELLED = "cancelled"
+
+
+class TicketKind(StrEnum):
+    """What a ticket runs."""
+
+    LOAD = "load"
+    SAVE = "save"
+    PREFETCH = "prefetch"
+    FLUSH = "flush"
+
+
+class Priority(IntEnum):
+    """Order on a link; smaller goes first."""
+
+    LOAD = 0
+    SAVE = 1
+    PREFETCH = 2
+    SPECULATION = 3
+    DEMOTION = 4
+    WRITE_BEHIND = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceSpec:
+    """What the planner must know of a namespace: its digest and how its blocks are cut."""
+
+    digest: NamespaceDigest
+    chunk_bytes: tuple[int, ...]
+
+    @property
+    def frame_bytes(self) -> int:
+        return max(self.chunk_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.chunk_bytes)
+
+
+@dataclass(slots=True)
+class SaveHints:
+    """Wishes of the engine for what it saves."""
+
+    skip_below: bool = False
+    """Keep in DRAM only; never demote."""
+    high_priority: bool = False
+    """Admit below whatever the admission rule says."""
+
+
+# ------------------------------------------------------------------ events
+
+
+@dataclass(slots=True)
+class SessionOpened:
+    """A client said hello and was accepted."""
+
+    session: int
+    namespace: NamespaceSpec
+    shard: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class SessionClosed:
+    """A session's socket is gone, whatever the reason."""
+
+    session: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class MatchAsked:
+    """How long a prefix of `keys` is usable in all `shards`? With `hold_ns` > 0, lease it."""
+
+    session: int
+    request: int
+    keys: Sequence[BlockKey]
+    shards: tuple[int, ...]
+    hold_ns: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class LoadAsked:
+    """Promote `keys` and copy them into the worker. The keys are distinct (checked at the edge)."""
+
+    session: int
+    ticket: int
+    keys: list[BlockKey]
+    deadline_ns: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class SaveAsked:
+    """Copy blocks out of the worker; `keys` are a chain whose first parent is `parent`."""
+
+    session: int
+    ticket: int
+    keys: list[BlockKey]
+    parent: BlockKey
+    deadline_ns: int
+    ack: Tier
+    hints: SaveHints
+    now_ns: int
+
+
+@dataclass(slots=True)
+class PrefetchAsked:
+    """Promote `keys` to `to_tier` (DRAM), copy nothing into the worker."""
+
+    session: int
+    ticket: int
+    keys: list[BlockKey]
+    deadline_ns: int
+    to_tier: Tier
+    now_ns: int
+
+
+@dataclass(slots=True)
+class FlushAsked:
+    """Copy everything READY of a namespace down to `to_tier`, admission aside.
+
+    `session` 0 is the daemon itself (REST, drain); `namespace` None means all of them.
+    """
+
+    session: int
+    ticket: int
+    namespace: NamespaceDigest | None
+    to_tier: Tier
+    deadline_ns: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class TicketCancelled:
+    """Nobody wants the rest of this ticket. It ends at once; copies in flight run to their end."""
+
+    session: int
+    ticket: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class LeaseReleased:
+    """The holder of a lease needs it no more."""
+
+    session: int
+    request: int
+    lease: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class NamespaceReset:
+    """Forget everything of a namespace, all shards, in every tier."""
+
+    session: int
+    request: int
+    namespace: NamespaceDigest
+    now_ns: int
+
+
+@dataclass(slots=True)
+class ChunkLanded:
+    """One chunk of a running promotion is in its frame and its checksum holds."""
+
+    transfer: int
+    chunk: int
+    now_ns: int
+
+
+@dataclass(slots=True)
+class TransferResult:
+    """One transfer's end. `chunks` is the mask of chunks a worker copy finished; `location` is
+    where a write put the record; `detail` is a sentence for the story and the log."""
+
+    transfer: int
+    fault: Fault | None = None
+    location: int = 0
+    chunks: int = 0
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class TransfersFinished:
+    """A batch of transfers ended."""
+
+    results: list[TransferResult]
+    now_ns: int
+
+
+@dataclass(slots=True)
+class FoundBlock:
+    """A record met at start. `location` is the tier's own name for its place."""
+
+    key: BlockKey
+    parent: BlockKey
+    location: int
+
+
+@dataclass(slots=True)
+class BlocksFound:
+    """A tier's recovery or listing met these whole records of one namespace and shard."""
+
+    tier: Tier
+    namespace: NamespaceDigest
+    shard: int
+    record_bytes: int
+    blocks: list[FoundBlock]
+    now_ns: int
+
+
+@dataclass(slots=True)
+class TierChanged:
+    """A tier went down whole, or came back."""
+
+    tier: Tier
+    up: bool
+    reason: str
+    now_ns: int
+
+
+@dataclass(slots=True)
+class DrainStarted:
+    """SIGTERM: admit nothing new. Running tickets end or are aborted by their deadlines."""
+
+    now_ns: int
+
+
+@dataclass(slots=True)
+class TimePassed:
+    """Nothing happened, but deadlines may have passed."""
+
+    now_ns: int
+
+
+Event = (
+    SessionOpened
+    | SessionClosed
+    | MatchAsked
+    | LoadAsked
+    | SaveAsked
+    | PrefetchAsked
+    | FlushAsked
+    | TicketCancelled
+    | LeaseReleased
+    | NamespaceReset
+    | ChunkLanded
+    | TransfersFinished
+    | BlocksFound
+    | TierChanged
+    | DrainStarted
+    | TimePassed
+)
+
+
+# ------------------------------------------------------------ instructions
+
+
+class MoveKind(StrEnum):
+    """What a transfer between tiers does."""
+
+    PROMOTE = "promote"
+    """Read chunks of a record into frames; reports ChunkLanded for each, then the end."""
+    DEMOTE = "demote"
+    """Write a whole block from its frames as one record."""
+    DROP = "drop"
+    """Make a record unreadable and free its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """Everything a record's header says of whose bytes these are."""
+
+    namespace: NamespaceDigest
+    shard: int
+    key: BlockKey
+    parent: BlockKey
+
+
+@dataclass(slots=True)
+class StartMove:
+    """Move one block between DRAM frames and a lower tier (`tier`).
+
+    `frames[c]` is the frame number of chunk c and `chunk_bytes[c]` its length. For DROP there are no
+    frames. Ends as one TransferResult.
+    """
+
+    transfer: int
+    kind: MoveKind
+    tier: Tier
+    block: BlockName
+    location: int
+    frames: tuple[int, ...]
+    chunk_bytes: tuple[int, ...]
+    priority: Priority
+    deadline_ns: int
+
+
+@dataclass(slots=True)
+class BlockCopy:
+    """One block of a worker copy: the `position` of its key in the ticket, and its frames."""
+
+    transfer: int
+    position: int
+    key: BlockKey
+    frames: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StartCopies:
+    """Copy chunks `chunks` (mask) of these blocks between frames and the ticket's pages.
+
+    Into the worker for a load, out of it for a save (which also checksums and then seals the frames).
+    Each block ends in a TransferResult whose `chunks` says which of them are done.
+    """
+
+    session: int
+    ticket: int
+    kind: TicketKind
+    blocks: list[BlockCopy]
+    chunks: int
+    priority: Priority
+    deadline_ns: int
+
+
+@dataclass(slots=True)
+class TierRun:
+    """`count` consecutive blocks whose slowest needed tier is `tier`."""
+
+    tier: Tier
+    count: int
+
+
+@dataclass(slots=True)
+class MatchAnswered:
+    """`length` is the usable prefix; `lease` is 0 when none was asked for or nothing matched."""
+
+    session: int
+    request: int
+    length: int
+    runs: list[TierRun]
+    lease: int
+
+
+@dataclass(slots=True)
+class TicketFinished:
+    """A ticket is over: one outcome per key (for a flush: none, `stored` counts what was copied)."""
+
+    session: int
+    ticket: int
+    kind: TicketKind
+    outcomes: list[Outcome]
+    detail: str
+    retry_after_ns: int
+    stored: int
+
+
+@dataclass(slots=True)
+class RequestDone:
+    """A request without a payload is done (release, reset)."""
+
+    session: int
+    request: int
+
+
+@dataclass(slots=True)
+class RequestRefused:
+    """A request failed with a code. `ticket` is set when it was to open one."""
+
+    session: int
+    request: int
+    ticket: int
+    code: ErrorCode
+    message: str
+    retry_after_ns: int
+
+
+@dataclass(slots=True)
+class EndSession:
+    """The planner has let go of a closed session; its memory may go after its last copy."""
+
+    session: int
+
+
+Instruction = StartMove | StartCopies | MatchAnswered | TicketFinished | RequestDone | RequestRefused | EndSession
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEvent:
+    """One line of a block's story."""
+
+    now_ns: int
+    key: BlockKey
+    what: str
+    tier: Tier
+    detail: str

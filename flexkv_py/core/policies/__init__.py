@@ -1,0 +1,1 @@
+"""Eviction orders, one file each, behind one protocol."""

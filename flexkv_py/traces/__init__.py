@@ -1,0 +1,1 @@
+"""Readers of request traces, and generators of traces with the same statistics."""

@@ -1,0 +1,1 @@
+"""Bytes on the worker socket: framing, messages, codec."""

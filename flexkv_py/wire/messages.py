@@ -1,0 +1,260 @@
+"""Every message on the worker socket, as a type.
+
+A frame is `u32 length ‖ body`; the body is one msgpack array `[tag, id, …]`. `id` is chosen by the
+client and copied into the one reply. Messages the daemon sends of itself have `id` 0 and tags of
+128 and above; a client queues them for `poll()`. Many keys travel as one bytes field (16 bytes each),
+many pages as u32 little endian. Fields may be appended with defaults; nothing is ever reordered.
+Times are durations in milliseconds: no clock is shared.
+
+Tags 40–59 (client) and 140–159 (daemon) are reserved for the row path (attach, detach, ack, report,
+pages).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from flexkv_py.geometry import Geometry
+
+PROTOCOL_VERSION = 1
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+ROOT_PARENT = b""
+"""An empty parent field stands for the zero key."""
+
+
+class Message(msgspec.Struct, array_like=True, tag_field="tag", forbid_unknown_fields=False):
+    """Base: every message carries the request's id."""
+
+    id: int
+
+
+# ------------------------------------------------------- client to daemon
+
+
+class Hello(Message, tag=1):
+    """First message. `role` is `worker` or `scheduler` (no memory); `instance` ties ranks together."""
+
+    version: int
+    geometry: Geometry
+    role: str = "worker"
+    instance: str = ""
+    shard: int = 0
+    tenant: str = "default"
+    epoch: int = 0
+    token: str = ""
+    client: str = ""
+
+
+class LayerLayout(msgspec.Struct, array_like=True):
+    """Where one layer of one plane lies in registered memory.
+
+    Page p of it starts at `offset + p * page_stride` and holds `page_bytes` bytes of rows.
+    """
+
+    plane: int
+    layer: int
+    offset: int
+    page_stride: int
+    page_bytes: int
+
+
+class RegisterMemory(Message, tag=2):
+    """Register paged KV; one memfd with F_SEAL_SHRINK travels beside it by SCM_RIGHTS.
+
+    `layout` lists every layer of every plane (kind `paged`), or is empty for a `window`: then page p
+    is a whole block as stored, at `p * block_bytes`.
+    """
+
+    bytes: int
+    page_count: int
+    page_tokens: int
+    layout: list[LayerLayout] = []
+    kind: str = "paged"
+
+
+class UnregisterMemory(Message, tag=3):
+    """Ends when no running copy touches the memory any more."""
+
+    memory: int
+
+
+class Match(Message, tag=4):
+    """Longest usable prefix of `keys` in every one of `shards` (empty: the session's own)."""
+
+    keys: bytes
+    shards: list[int] = []
+    hold_ms: int = 0
+
+
+class Load(Message, tag=5):
+    """Promote and copy into the worker. `pages` has `tokens_per_block / page_tokens` u32 per key."""
+
+    keys: bytes
+    pages: bytes
+    memory: int
+    deadline_ms: int = 0
+
+
+class Save(Message, tag=6):
+    """Copy out of the worker. `ack` (`dram`, `ssd`, `s3`) says how deep before a key is `stored`."""
+
+    keys: bytes
+    pages: bytes
+    memory: int
+    parent: bytes = ROOT_PARENT
+    deadline_ms: int = 0
+    ack: str = "dram"
+    skip_below: bool = False
+    high_priority: bool = False
+
+
+class Prefetch(Message, tag=7):
+    """Promote only; nothing is copied into the worker."""
+
+    keys: bytes
+    deadline_ms: int = 0
+    to_tier: str = "dram"
+
+
+class Wait(Message, tag=8):
+    """Reply when the ticket is over, or chunks 0..`chunk` of every key are in the worker.
+
+    `chunk` < 0 waits for the end. After `timeout_ms` the reply says how far it is.
+    """
+
+    ticket: int
+    chunk: int = -1
+    timeout_ms: int = 0
+
+
+class Cancel(Message, tag=9):
+    """Answered at once in any state; copies in flight run to their end (see `Fence`)."""
+
+    ticket: int
+
+
+class Release(Message, tag=10):
+    """Give a lease back."""
+
+    lease: int
+
+
+class Fence(Message, tag=11):
+    """Reply once no running copy touches these pages (none given: any page of the memory)."""
+
+    memory: int
+    pages: bytes = b""
+
+
+class Flush(Message, tag=12):
+    to_tier: str = "ssd"
+    deadline_ms: int = 0
+
+
+class Reset(Message, tag=13):
+    """Forget the namespace of this session's geometry and tenant at `epoch`."""
+
+    epoch: int
+
+
+class Ping(Message, tag=14):
+    """Answered by `Done`."""
+
+
+ClientMessage = (
+    Hello
+    | RegisterMemory
+    | UnregisterMemory
+    | Match
+    | Load
+    | Save
+    | Prefetch
+    | Wait
+    | Cancel
+    | Release
+    | Fence
+    | Flush
+    | Reset
+    | Ping
+)
+
+
+# ------------------------------------------------------- daemon to client
+
+
+class Welcome(Message, tag=65):
+    """`boot` names this life of the daemon: tickets, leases and memories of another are void."""
+
+    version: int
+    session: int
+    boot: bytes
+    namespace: bytes
+    chunk_count: int
+    keys_per_message_max: int
+    tickets_max: int
+    leases_max: int
+
+
+class Registered(Message, tag=66):
+    """The memory is mapped; `memory` names it in later messages."""
+
+    memory: int
+
+
+class Run(msgspec.Struct, array_like=True):
+    """`count` consecutive blocks, the slowest tier they need."""
+
+    tier: str
+    count: int
+
+
+class Matched(Message, tag=67):
+    """The usable prefix: its length in blocks, its tiers in order, the lease when one was asked for."""
+
+    length: int
+    runs: list[Run]
+    lease: int = 0
+
+
+class Opened(Message, tag=68):
+    """A ticket was opened (load, save, prefetch, flush)."""
+
+    ticket: int
+
+
+class Progress(Message, tag=69):
+    """State of a ticket. `outcomes` has one word per key once `done`; `chunks` are in the worker.
+
+    `length` is the leading run of keys that are usable now (loaded, stored or present).
+    """
+
+    ticket: int
+    done: bool
+    chunks: int
+    length: int = 0
+    outcomes: list[str] = []
+    detail: str = ""
+    retry_after_ms: int = 0
+    stored: int = 0
+
+
+class Done(Message, tag=70):
+    """The request is done and has nothing to tell."""
+
+
+class Failed(Message, tag=71):
+    """The coded error that answers a request."""
+
+    code: str
+    message: str
+    retry_after_ms: int = 0
+
+
+class GoingAway(Message, tag=128):
+    """The daemon drains: finish what runs, then expect the socket to close. `id` is 0."""
+
+    reason: str
+    grace_ms: int
+
+
+DaemonMessage = Welcome | Registered | Matched | Opened | Progress | Done | Failed | GoingAway

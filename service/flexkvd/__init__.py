@@ -1,0 +1,1 @@
+"""The daemon: sockets, clock, executor, REST."""

@@ -1,0 +1,1 @@
+"""Everything that moves bytes: arena, lanes, and the tiers below DRAM."""

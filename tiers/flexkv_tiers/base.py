@@ -1,0 +1,89 @@
+"""What a tier below DRAM promises, and the frames it moves bytes to and from.
+
+A tier holds whole records, names each place by an integer of its own, and never decides: the planner
+says what to write, read and drop. A fault is raised as `TierFault`; anything else raised is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flexkv_py.core.messages import BlockName, Fault, FoundBlock, Tier
+from flexkv_py.keys import NamespaceDigest
+
+
+class TierFault(Exception):
+    """A move failed in a way production must expect."""
+
+    def __init__(self, fault: Fault, detail: str) -> None:
+        super().__init__(detail)
+        self.fault = fault
+        self.detail = detail
+
+
+@dataclass(slots=True)
+class FrameSpan:
+    """One chunk in the arena: its frame number and its length in bytes (a multiple of 4 KiB)."""
+
+    frame: int
+    length: int
+
+
+@dataclass(slots=True)
+class FoundBatch:
+    """Whole records of one namespace and shard, met at start."""
+
+    namespace: NamespaceDigest
+    shard: int
+    record_bytes: int
+    blocks: list[FoundBlock]
+
+
+class TierStore(Protocol):
+    """A tier below DRAM.
+
+    Life: `start`, then `found` once to its end (others may run beside it), any number of `write`,
+    `read`, `drop` at a time, then `close`.
+    """
+
+    tier: Tier
+
+    async def start(self) -> None:
+        """Take the lock, open, check. Raises FlexKVError (coded: locked, foreign, bucket missing …)."""
+        ...
+
+    def found(self) -> AsyncIterator[FoundBatch]:
+        """What survived the last life, in bounded batches. A damaged record is skipped and counted."""
+        ...
+
+    async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
+        """Write one whole record from frames and return its location.
+
+        When it returns, the record is durable against the death of this process and a later read
+        returns these bytes. On failure nothing of it is ever readable. Raises TierFault.
+        The checksums are those the arena keeps with the frames.
+        """
+        ...
+
+    def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncIterator[int]:
+        """Read a record into frames; yields each chunk's number once its checksum holds, in order.
+
+        Header and first chunk come together. Raises TierFault: CORRUPT unless header and chunk are
+        exactly this block's, MISSING when nothing is there. A frame's bytes are valid only once
+        its chunk was yielded. The checksums go to the arena with the frames.
+        """
+        ...
+
+    async def drop(self, block: BlockName, location: int) -> None:
+        """Make a record unreadable, then free its place. Dropping what is gone is no error."""
+        ...
+
+    async def close(self) -> None:
+        """End what runs, release the lock. Idempotent."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """Facts for people: directory or bucket, I/O path, bytes used, counters of faults."""
+        ...
