@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import boto3
@@ -88,7 +88,7 @@ class S3Server:
         self.start()
         return self
 
-    def __exit__(self, _type: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -109,10 +109,8 @@ class S3Server:
         if self._process is not None:
             self.resume()
             self._process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                pass
             self.kill()
 
     def kill(self) -> None:
@@ -160,7 +158,13 @@ class S3Server:
             options |= {f"{service}.port": port, f"{service}.port.grpc": port + _GRPC_OFFSET}
         command = [weed, "-logtostderr=true", "mini", *(f"-{name}={value}" for name, value in options.items())]
         with self._log.open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent)
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no lock
+            )
 
     def _answers(self) -> bool:
         """Wait until it serves every bucket; False when the process has ended or the time is over."""
@@ -216,6 +220,7 @@ def _is_free(port: int) -> bool:
 
 
 def main() -> None:
+    """Run one server until a signal ends it."""
     parser = argparse.ArgumentParser(description="Run an S3 server on loopback until Ctrl-C.")
     parser.add_argument("--dir", type=Path, required=True, help="where its data lie; kept")
     parser.add_argument("--port", type=int, help="S3 port (default: a free one)")
@@ -225,10 +230,8 @@ def main() -> None:
         print(f"endpoint: {server.endpoint_url}  bucket: {given.bucket}", flush=True)
         for name, value in server.environment.items():
             print(f"export {name}={value}", flush=True)
-        try:
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
-        except KeyboardInterrupt:
-            pass
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class _Server:
         try:
             for reply in handler(request, call):
                 self._send(pack_frame(Verb.REPLY, call.number, reply))
-        except Exception:  # noqa: BLE001 - the daemon raises it again, with this traceback
+        except Exception:  # the daemon raises it again, with this traceback
             last = pack_frame(Verb.BUG, call.number, traceback.format_exc().encode())
         del self._calls[call.number]
         self._send(last)

@@ -53,6 +53,7 @@ class Head:
 
 
 def pack_frame(verb: Verb, call: int, body: bytes = b"") -> bytes:
+    """One frame, ready to be sent in one piece."""
     assert len(body) <= BODY_BYTES_MAX
     return _HEAD.pack(len(body), call, verb) + body
 

@@ -143,7 +143,7 @@ class ByteWorker:
             try:
                 child = self._child or await self._spawn()
                 await child.deliver()
-            except Exception as error:  # noqa: BLE001 - no process to be had, or one that talks nonsense
+            except Exception as error:  # no process to be had, or one that talks nonsense
                 loop.call_exception_handler({"message": f"byte worker {self._module}", "exception": error})
             if self._child is not None:
                 await self._bury(self._child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 
@@ -24,7 +25,7 @@ class S3Config:
     prefix: str = "flexkv"
     endpoint_url: str = ""
     region: str = ""
-    addressing_style: str = "auto"
+    addressing_style: Literal["auto", "path", "virtual"] = "auto"
     processes: int = 1
     threads: int = 4
     connect_timeout_s: float = 3.0

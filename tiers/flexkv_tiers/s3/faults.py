@@ -39,7 +39,9 @@ _CURE = {
         "check the credentials boto3 finds (environment, profile or role) and that they may list, get, put and "
         "delete in s3.bucket"
     ),
-    Trouble.BUCKET_MISSING: "create the bucket or correct s3.bucket (and s3.region or s3.endpoint_url, if it is elsewhere)",
+    Trouble.BUCKET_MISSING: (
+        "create the bucket or correct s3.bucket, and s3.region or s3.endpoint_url if it is elsewhere"
+    ),
     Trouble.UNREACHABLE: "check that the server runs and s3.endpoint_url (with TLS: s3.ca_bundle too) is right",
     Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
     Trouble.STOPPED: "check the server's load; s3.operation_timeout_s says how long a move may take",
@@ -95,7 +97,7 @@ def trouble_of(error: Exception) -> Trouble | None:
         return answer_trouble(answer.get("Error", {}).get("Code", ""), status)
     if isinstance(error, boto.ReadTimeoutError):
         return Trouble.TIMEOUT
-    if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.SSLError | boto.ProxyConnectionError):
+    if isinstance(error, boto.ConnectionError):
         return Trouble.UNREACHABLE
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
         return Trouble.DENIED
@@ -111,6 +113,7 @@ def explained(failure: Failed) -> str:
 
 
 def tier_fault(failure: Failed) -> TierFault:
+    """The failure as the executor hears of it."""
     return TierFault(FAULT_OF[failure.trouble], explained(failure))
 
 

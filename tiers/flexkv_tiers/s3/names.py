@@ -12,9 +12,8 @@ from flexkv_py.core.messages import BlockName
 from flexkv_py.keys import KEY_BYTES, NAMESPACE_BYTES, BlockKey, NamespaceDigest
 
 SHARD_MAX = (1 << 32) - 1
-_NAME = re.compile(
-    rf"([0-9a-f]{{{2 * NAMESPACE_BYTES}}})/(0|[1-9][0-9]{{0,9}})/([0-9a-f]{{{2 * KEY_BYTES}}})-([0-9a-f]{{{2 * KEY_BYTES}}})"
-)
+_KEY = f"([0-9a-f]{{{2 * KEY_BYTES}}})"
+_NAME = re.compile(f"([0-9a-f]{{{2 * NAMESPACE_BYTES}}})/(0|[1-9][0-9]{{0,9}})/{_KEY}-{_KEY}")
 
 
 def listing_prefix(prefix: str) -> str:

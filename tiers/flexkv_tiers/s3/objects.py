@@ -137,7 +137,10 @@ class Objects:
         start = listing_prefix(self._config.prefix)
         more = {"ContinuationToken": request.token} if request.token else {}
         answer = self._client.list_objects_v2(
-            Bucket=self._config.bucket, Prefix=start, MaxKeys=LIST_COUNT_MAX, **more  # type: ignore[arg-type]
+            Bucket=self._config.bucket,
+            Prefix=start,
+            MaxKeys=LIST_COUNT_MAX,
+            **more,  # type: ignore[arg-type]
         )
         page = _Listing()
         for entry in answer.get("Contents", []):
@@ -223,7 +226,7 @@ def _open_client(config: S3Config) -> S3Client:
             # A record carries its own checksums; a second one over the body would double an upload's cost.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            s3={"addressing_style": config.addressing_style, "payload_signing_enabled": config.signs_payload},  # type: ignore[typeddict-item]
+            s3={"addressing_style": config.addressing_style, "payload_signing_enabled": config.signs_payload},
         ),
     )
 
@@ -232,14 +235,15 @@ def _fill(body: StreamingBody, view: memoryview, call: Call) -> None:
     """Read exactly as much as fits; a stop wakes it by shutting the connection down."""
 
     def interrupt() -> None:
-        with suppress(ValueError, RuntimeError, OSError):  # the connection has gone back to the pool
-            body._raw_stream.shutdown()  # noqa: SLF001 - closing is no way to wake a reading thread
+        # Closing would wait for the reading thread instead of waking it. The error: it has read all already.
+        with suppress(ValueError, RuntimeError, OSError):
+            body._raw_stream.shutdown()  # type: ignore[attr-defined]
 
     call.interruptible_by(interrupt)
     try:
         at = 0
         while at < len(view):
-            count = body.readinto(view[at:])
+            count = body.readinto(view[at:])  # type: ignore[arg-type]  # the stubs ask for a file
             if count == 0:
                 raise _AttemptFailed(Trouble.CUT, "the connection was cut in mid-object")
             at += count

@@ -15,7 +15,7 @@ from contextlib import aclosing
 import msgspec
 
 from flexkv_py.core.messages import BlockName, Fault, FoundBlock, Tier
-from flexkv_py.keys import KEY_BYTES, BlockKey, KeyRun, NamespaceDigest
+from flexkv_py.keys import KEY_BYTES, KeyRun, NamespaceDigest
 from flexkv_tiers.base import FoundBatch, FrameSpan, TierFault
 from flexkv_tiers.byteworkers import ByteWorker
 from flexkv_tiers.codec import pack_header
@@ -43,6 +43,9 @@ from flexkv_tiers.s3.names import object_name
 
 _LET_GO_S = 2.0
 """What a byte worker gets beyond boto3's own timeouts to let go of a stopped call's frames."""
+
+LISTING_PAUSE_S = 2.0
+"""Between tries at a page of the listing while the bucket fails it."""
 
 TierListener = Callable[[bool, str], None]
 """Told when the tier goes down or comes back, and why."""
@@ -82,6 +85,7 @@ class S3Store:
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
         self._deletes = DeleteBatches(lambda names: self._ask(lambda: Delete(names)))
+        self._closed = False
         self._counts: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -94,6 +98,8 @@ class S3Store:
             raise start_error(failure)
 
     async def close(self) -> None:
+        self._closed = True
+        self._came_back.set()  # a listing that waits out an outage ends too
         prober = self._prober
         if prober is not None:
             prober.cancel()
@@ -132,24 +138,17 @@ class S3Store:
 
     async def found(self) -> AsyncGenerator[FoundBatch, None]:
         """What the bucket holds, page by page. Waits an outage out: a listing half done is of no use."""
-        token = ""
+        request = ListPage("")
         while True:
-            request = ListPage(token)
-            await self._came_back.wait()
-            try:
-                page = await self._ask(lambda: request)
-            except TierFault:
-                await asyncio.sleep(1.0)
-                continue
-            assert isinstance(page, Page)
+            page = await self._page(request)
             self._counts["listed_foreign"] += page.foreign
             self._counts["listed_damaged"] += page.damaged
             for group in page.groups:
                 self._counts["listed_blocks"] += len(group.keys) // KEY_BYTES
                 yield _found_batch(group)
-            token = page.token_next
-            if not token:
+            if not page.token_next:
                 return
+            request = ListPage(page.token_next)
 
     def status(self) -> dict[str, object]:
         return {
@@ -165,6 +164,20 @@ class S3Store:
         }
 
     # ------------------------------------------------------------- attempts
+
+    async def _page(self, request: ListPage) -> Page:
+        """One page of the listing, whenever the bucket is ready to give it."""
+        while True:
+            await self._came_back.wait()
+            try:
+                page = await self._ask(lambda: request)
+            except TierFault:
+                if self._closed:
+                    raise
+                await asyncio.sleep(LISTING_PAUSE_S)
+            else:
+                assert isinstance(page, Page)
+                return page
 
     async def _ask(self, request: Callable[[], Request]) -> Reply | None:
         """One operation that has at most one reply."""
@@ -194,9 +207,7 @@ class S3Store:
                 self._health.succeeded()
                 return
             self._note(failure)
-            delay = self._health.retry_delay_s(
-                failure.trouble, retries, deadline - loop.time(), self._chance.random()
-            )
+            delay = self._health.retry_delay_s(failure.trouble, retries, deadline - loop.time(), self._chance.random())
             if delay is None:
                 raise tier_fault(failure)
             retries += 1
