@@ -147,6 +147,8 @@ class Fence(Message, tag=11):
 
 
 class Flush(Message, tag=12):
+    """Copy everything READY of the session's namespace down to `to_tier`, admission aside."""
+
     to_tier: str = "ssd"
     deadline_ms: int = 0
 
