@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
@@ -65,7 +65,7 @@ def _decode(path: Path, number: int, line: bytes, decoder: msgspec.json.Decoder[
         raise _bad(path, number, str(error)) from error
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path) -> Generator[bytes, None, None]:
     """Lines of the file, unpacked if it begins like a gzip file, whatever its name."""
     number = 0
     try:

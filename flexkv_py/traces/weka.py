@@ -1,8 +1,9 @@
 """The WEKA format: agentic sessions, run-length coded ids, full blocks of 64 tokens only.
 
 The source has no common clock: sessions start in ascending number with exponential gaps from one
-fixed seed, so every reader sees the same merged order. All lines are held as runs (25,000 requests take a few megabytes)
-and expanded one request at a time (they list 46 million blocks).
+fixed seed, so every reader sees the same merged order. Sorting by time needs all lines at once: they
+are held as runs (25,000 requests, a few megabytes) and expanded one request at a time (46 million
+blocks).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class WekaLine(msgspec.Struct):
             raise ValueError(f"'runs' lists more than {BLOCKS_PER_REQUEST_MAX} blocks")
         if blocks != self.input_length // LISTED_TOKENS:
             raise ValueError(
-                f"'runs' lists {blocks} full blocks of {LISTED_TOKENS} tokens, but 'input_length' is {self.input_length}"
+                f"'runs' lists {blocks} full blocks of {LISTED_TOKENS} tokens, "
+                f"but 'input_length' is {self.input_length}"
             )
         if any(first + count > IDS_PER_SESSION for first, count in self.runs):
             raise ValueError(f"'runs' holds an id of {IDS_PER_SESSION} or more, which would belong to another session")

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.traces import TraceRequest, open_trace
 

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from flexkv_py.traces import open_trace
 
 from .oracle import lru_hit_ratio
