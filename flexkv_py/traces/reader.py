@@ -49,6 +49,11 @@ def open_trace(path: Path, tokens_per_block: int = 512) -> Iterator[TraceRequest
     raise _bad(path, 1, "it has neither 'hash_ids' (Mooncake) nor 'runs' (WEKA), the two formats that list blocks")
 
 
+def count_requests(path: Path) -> int:
+    """Lines of the trace, for a progress bar. Raises FlexKVError (`bad_trace`) if it cannot be read."""
+    return sum(1 for _ in _lines(path))
+
+
 def _decoded(path: Path, line_type: type[Line]) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(line_type)
     for number, line in enumerate(_lines(path), start=1):
