@@ -1,22 +1,13 @@
-"""The readers against the published hit ratios of the published traces, where these are at hand.
-
-FLEXKV_TRACES names the folder that holds them (default: `shared/traces` beside the repository).
-"""
+"""The readers against the published hit ratios of the published traces, where these are at hand."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from flexkv_py.traces import open_trace
-
-from .oracle import lru_hit_ratio
-
-TRACES = Path(os.environ.get("FLEXKV_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
-MOONCAKE = TRACES / "mooncake_conversation.jsonl.gz"
-WEKA = TRACES / "weka_agentic_a.jsonl.gz"
+from tests.published import MOONCAKE, WEKA, lru_hit_ratio, needs_traces
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +21,6 @@ def ids_of():
         return read[path]
 
     return ids
-
-
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the published traces are not on this machine")
 
 
 @needs_traces

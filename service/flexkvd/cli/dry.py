@@ -23,6 +23,7 @@ from flexkv_py.core.messages import (
     SessionOpened,
     StartCopies,
     TicketFinished,
+    TimePassed,
     Tier,
     TransferResult,
     TransfersFinished,
@@ -34,7 +35,7 @@ _PAGE_BYTES = 4096
 _UNLIMITED_SEGMENTS = 1 << 12
 _UNLIMITED_SEGMENT_BYTES = _PAGE_BYTES << 16  # 65,536 blocks each, given out as they are needed
 _SESSION = 1
-_STEP_NS = 1_000_000
+_STEP_NS = 1_000_000  # between two requests; half of it is a ticket's deadline
 
 
 @dataclass(slots=True)
@@ -86,22 +87,13 @@ class DryRun:
         self.count.requests += 1
         self.count.blocks += len(keys)
         self.count.hits += hits
+        deadline_ns = self._now_ns + _STEP_NS // 2
         if hits:
-            self._run(LoadAsked(_SESSION, 2 * self._asked, keys[:hits], self._now_ns, self._now_ns))
+            self._run(LoadAsked(_SESSION, 2 * self._asked, keys[:hits], deadline_ns, self._now_ns))
         if hits < len(keys):
-            parent = keys[hits - 1] if hits else ROOT
-            self._run(
-                SaveAsked(
-                    _SESSION,
-                    2 * self._asked + 1,
-                    keys[hits:],
-                    parent,
-                    self._now_ns,  # no patience: what finds no room at once is not cached
-                    Tier.DRAM,
-                    SaveHints(),
-                    self._now_ns,
-                )
-            )
+            ticket, parent = 2 * self._asked + 1, keys[hits - 1] if hits else ROOT
+            hints = SaveHints()
+            self._run(SaveAsked(_SESSION, ticket, keys[hits:], parent, deadline_ns, Tier.DRAM, hints, self._now_ns))
 
     def _match(self, keys: Sequence[BlockKey]) -> int:
         if not keys:
@@ -113,7 +105,14 @@ class DryRun:
 
     def _run(self, asked: LoadAsked | SaveAsked) -> None:
         """Finish every copy of a ticket as soon as it starts, until the ticket is over."""
-        todo = deque(self._planner.handle(asked))
+        if not self._finish_copies(self._planner.handle(asked)):
+            self._now_ns = asked.deadline_ns  # what still waits for room is not cached
+            over = self._finish_copies(self._planner.handle(TimePassed(self._now_ns)))
+            assert over, "a ticket is over when its deadline has passed"
+
+    def _finish_copies(self, instructions: list[Instruction]) -> bool:
+        """Whether the ticket ended."""
+        todo = deque(instructions)
         over = False
         while todo:
             instruction = todo.popleft()
@@ -121,7 +120,7 @@ class DryRun:
                 todo.extend(self._planner.handle(self._finished(instruction)))
             else:
                 over |= isinstance(instruction, TicketFinished)
-        assert over, "a ticket whose copies all finished is over"
+        return over
 
     def _finished(self, copies: StartCopies) -> TransfersFinished:
         results = [TransferResult(block.transfer, chunks=copies.chunks) for block in copies.blocks]

@@ -1,9 +1,21 @@
-"""An LRU cache in its plainest form, to judge readers and planner by."""
+"""The published traces, where they are at hand, and an LRU cache in its plainest form to judge by.
+
+FLEXKV_TRACES names the folder that holds them (default: `shared/traces` beside the repository).
+"""
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+TRACES = Path(os.environ.get("FLEXKV_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
+MOONCAKE = TRACES / "mooncake_conversation.jsonl.gz"
+WEKA = TRACES / "weka_agentic_a.jsonl.gz"
+needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the published traces are not on this machine")
 
 
 def lru_hit_ratio(requests: Iterable[Sequence[int]], capacity_blocks: int | None) -> float:
