@@ -268,6 +268,8 @@ class BlocksFound:
     record_bytes: int
     blocks: list[FoundBlock]
     now_ns: int
+    chunk_bytes: tuple[int, ...] = ()
+    """How the records are cut, where the tier knows it (a listing by names does not)."""
 
 
 @dataclass(slots=True)
@@ -414,6 +416,8 @@ class TicketFinished:
     detail: str
     retry_after_ns: int
     stored: int
+    tiers: bytes
+    """One byte per key: the Tier a loaded block was taken from, 0 where nothing was loaded."""
 
 
 @dataclass(slots=True)

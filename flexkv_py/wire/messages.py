@@ -147,6 +147,8 @@ class Fence(Message, tag=11):
 
 
 class Flush(Message, tag=12):
+    """Copy everything READY of the session's namespace down to that tier, admission aside."""
+
     to_tier: str = "ssd"
     deadline_ms: int = 0
 
@@ -225,7 +227,8 @@ class Opened(Message, tag=68):
 class Progress(Message, tag=69):
     """State of a ticket. `outcomes` has one word per key once `done`; `chunks` are in the worker.
 
-    `length` is the leading run of keys that are usable now (loaded, stored or present).
+    `length` is the leading run of keys that are usable now (loaded, stored or present). `tiers` has
+    one byte per key: the tier a loaded block was taken from (1 dram, 2 ssd, 3 s3, 0 none).
     """
 
     ticket: int
@@ -236,6 +239,7 @@ class Progress(Message, tag=69):
     detail: str = ""
     retry_after_ms: int = 0
     stored: int = 0
+    tiers: bytes = b""
 
 
 class Done(Message, tag=70):

@@ -39,6 +39,8 @@ class FoundBatch:
     shard: int
     record_bytes: int
     blocks: list[FoundBlock]
+    chunk_bytes: tuple[int, ...] = ()
+    """Length of each chunk, where the tier knows it (SSD headers tell, a listing by names does not)."""
 
 
 class TierStore(Protocol):

@@ -1,0 +1,256 @@
+"""Blocks, their copies, and the lists copies stand in.
+
+A block exists while it has a copy in any tier, whatever that copy's state:
+
+    FILLING ──► READY ──► (gone)
+       └─────► DROPPED ──► (gone)      a fill that failed while a reader still needs the landed chunks
+
+`present` is a mask of chunks whose bytes are there and verified; the other chunks of a FILLING copy
+are being filled. Only DRAM may hold part of a block; copies on SSD and S3 are whole.
+
+There are a million of these, so they are slotted, a DRAM place is packed bytes instead of a tuple of
+int objects, and list links live in the copy itself. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
+from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+
+if TYPE_CHECKING:
+    from flexkv_py.core.transfers import Waiter
+
+
+class CopyState(Enum):
+    """See the picture above."""
+
+    FILLING = 1
+    READY = 2
+    DROPPED = 3
+
+
+class Copy:
+    """One block in one tier. A reader pins the whole copy."""
+
+    __slots__ = ("block", "newer", "older", "place", "present", "queue", "readers", "state", "tier", "waiters")
+
+    def __init__(self, block: Block, tier: Tier, place: bytes | int) -> None:
+        self.block = block
+        self.tier = tier
+        self.place = place  # DRAM: frames, packed u32; below: the tier's own location
+        self.state = CopyState.FILLING
+        self.present = 0
+        self.readers = 0
+        self.waiters: list[Waiter] | None = None  # who wants to hear when a FILLING copy ends
+        self.queue: CopyList | None = None  # READY and unpinned copies stand in exactly one list
+        self.older: Copy | None = None
+        self.newer: Copy | None = None
+
+    @property
+    def frames(self) -> tuple[int, ...]:
+        """Frame numbers of a DRAM copy, by chunk."""
+        assert isinstance(self.place, bytes)
+        return unpack_frames(self.place)
+
+    @property
+    def location(self) -> int:
+        """Where the tier keeps the record of a copy below DRAM."""
+        assert isinstance(self.place, int)
+        return self.place
+
+    def __repr__(self) -> str:
+        key = self.block.key.hex()[:8]
+        return f"<{key}@{self.tier.name} {self.state.name} readers={self.readers}>"
+
+
+@lru_cache(maxsize=64)
+def _layout(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")
+
+
+def pack_frames(frames: tuple[int, ...]) -> bytes:
+    """Frame numbers as they are kept: a quarter of the memory of a tuple of ints."""
+    return _layout(len(frames)).pack(*frames)
+
+
+def unpack_frames(packed: bytes) -> tuple[int, ...]:
+    return _layout(len(packed) // 4).unpack(packed)
+
+
+class CopyList:
+    """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
+
+    __slots__ = ("count", "newest", "oldest")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.oldest: Copy | None = None
+        self.newest: Copy | None = None
+
+    def push_newest(self, copy: Copy) -> None:
+        assert copy.queue is None
+        assert copy.readers == 0
+        copy.queue = self
+        newest = self.newest
+        copy.older = newest
+        if newest is None:
+            self.oldest = copy
+        else:
+            newest.newer = copy
+        self.newest = copy
+        self.count += 1
+
+    def push_oldest(self, copy: Copy) -> None:
+        assert copy.queue is None
+        assert copy.readers == 0
+        copy.queue = self
+        oldest = self.oldest
+        copy.newer = oldest
+        if oldest is None:
+            self.newest = copy
+        else:
+            oldest.older = copy
+        self.oldest = copy
+        self.count += 1
+
+    def remove(self, copy: Copy) -> None:
+        assert copy.queue is self
+        older, newer = copy.older, copy.newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self.newest = older
+        else:
+            newer.older = older
+        copy.older = copy.newer = copy.queue = None
+        self.count -= 1
+
+
+class Block:
+    """One key of one index, with its copies and its place in the chain."""
+
+    __slots__ = ("children", "dram", "holds", "index", "key", "linked", "parent", "s3", "ssd", "uses")
+
+    def __init__(self, key: BlockKey, parent: BlockKey, index: Index) -> None:
+        self.key = key
+        self.parent = parent
+        self.index = index
+        self.dram: Copy | None = None
+        self.ssd: Copy | None = None
+        self.s3: Copy | None = None
+        self.children: Block | dict[Block, None] | None = None  # mostly one: then no dict is paid for
+        self.linked = False  # READY somewhere, and so is every ancestor: this block may be matched
+        self.holds = 0  # leases and demands that need the block, in whatever tier
+        self.uses = 0  # saved, loaded or met again: what admission counts
+
+    def copy_in(self, tier: Tier) -> Copy | None:
+        if tier is Tier.DRAM:
+            return self.dram
+        return self.ssd if tier is Tier.SSD else self.s3
+
+    def set_copy(self, tier: Tier, copy: Copy | None) -> None:
+        if tier is Tier.DRAM:
+            self.dram = copy
+        elif tier is Tier.SSD:
+            self.ssd = copy
+        else:
+            assert tier is Tier.S3
+            self.s3 = copy
+
+    def copies(self) -> list[Copy]:
+        """Copies from the fastest tier down, whatever their state."""
+        return [copy for copy in (self.dram, self.ssd, self.s3) if copy is not None]
+
+    @property
+    def ready(self) -> bool:
+        """Some tier holds the whole block, verified."""
+        dram, ssd, s3 = self.dram, self.ssd, self.s3
+        return (
+            (dram is not None and dram.state is CopyState.READY)
+            or (ssd is not None and ssd.state is CopyState.READY)
+            or (s3 is not None and s3.state is CopyState.READY)
+        )
+
+    @property
+    def name(self) -> BlockName:
+        return BlockName(self.index.namespace, self.index.shard, self.key, self.parent)
+
+
+class Index:
+    """All blocks of one namespace and shard.
+
+    `awaiting` has the children of parents that are not (or no longer) here, by the parent's key: they
+    are orphans, and are adopted when the parent returns.
+    """
+
+    __slots__ = ("awaiting", "blocks", "closed", "namespace", "record_bytes", "shard", "spec")
+
+    def __init__(self, namespace: NamespaceDigest, shard: int) -> None:
+        self.namespace = namespace
+        self.shard = shard
+        self.spec: NamespaceSpec | None = None  # unknown until a session or a record header tells
+        self.record_bytes = 0  # one size for all records of an index; 0 until known
+        self.blocks: dict[BlockKey, Block] = {}
+        self.awaiting: dict[BlockKey, Block | dict[Block, None]] = {}
+        self.closed = False  # reset: every copy goes as soon as nothing reads it
+
+    def add(self, key: BlockKey, parent: BlockKey) -> Block:
+        """A block that was in no tier; it adopts its waiting children."""
+        assert key not in self.blocks
+        parent_block = self.blocks.get(parent)
+        block = Block(key, parent if parent_block is None else parent_block.key, self)
+        self.blocks[key] = block
+        block.children = self.awaiting.pop(key, None)
+        if parent_block is not None:
+            parent_block.children = _with_child(parent_block.children, block)
+        elif parent != ROOT:
+            self.awaiting[parent] = _with_child(self.awaiting.get(parent), block)
+        return block
+
+    def remove(self, block: Block) -> None:
+        """A block that has no copy any more; its children wait for it to return."""
+        assert not block.copies()
+        del self.blocks[block.key]
+        if block.children is not None:
+            self.awaiting[block.key] = block.children
+            block.children = None
+        parent_block = self.blocks.get(block.parent)
+        if parent_block is not None:
+            parent_block.children = _without_child(parent_block.children, block)
+        elif block.parent != ROOT:
+            left = _without_child(self.awaiting[block.parent], block)
+            if left is None:
+                del self.awaiting[block.parent]
+            else:
+                self.awaiting[block.parent] = left
+
+
+def children_of(children: Block | dict[Block, None] | None) -> tuple[Block, ...]:
+    """A snapshot, in order of arrival."""
+    if children is None:
+        return ()
+    return tuple(children) if isinstance(children, dict) else (children,)
+
+
+def _with_child(children: Block | dict[Block, None] | None, child: Block) -> Block | dict[Block, None]:
+    if children is None:
+        return child
+    if not isinstance(children, dict):
+        children = {children: None}
+    children[child] = None
+    return children
+
+
+def _without_child(children: Block | dict[Block, None] | None, child: Block) -> Block | dict[Block, None] | None:
+    if isinstance(children, dict):
+        del children[child]
+        return children or None
+    assert children is child
+    return None

@@ -1,0 +1,50 @@
+"""What the planner is told once, at start: tiers, sizes, rules and every limit by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexkv_py.core.messages import Tier
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """Sizes in bytes, times in nanoseconds. `ssd_bytes` and `s3_bytes` count only if the tier is there."""
+
+    tiers: tuple[Tier, ...] = (Tier.DRAM,)
+    segment_bytes: int = 64 << 20
+    dram_segments: int = 16
+    ssd_bytes: int = 0
+    s3_bytes: int = 0
+    """0 = no limit of ours."""
+
+    policy: str = "lru"
+    admission: str = "always"
+    """`always`, or `second-use`: only a block that was used again is written below DRAM."""
+    clean_ahead: float = 0.25
+    """Share of DRAM (and of SSD, when S3 is below it) kept free or already copied below."""
+
+    sessions_max: int = 1024
+    tickets_per_session_max: int = 1024
+    leases_per_session_max: int = 1024
+    keys_per_message_max: int = 65536
+    allocation_waiters_max: int = 65536
+    demotions_in_flight_max: int = 16
+    promotions_in_flight_max: int = 64
+    flush_in_flight_max: int = 16
+    demotion_faults_max: int = 2
+    """A block whose demotion failed so often may leave DRAM without a copy below."""
+    story_events_max: int = 65536
+    hold_ns_max: int = 3600 * SECOND_NS
+    retry_after_ns: int = 50_000_000
+    """What a throttled save is told to wait."""
+
+    def __post_init__(self) -> None:
+        assert self.tiers[0] is Tier.DRAM, "DRAM is where every block arrives"
+        assert list(self.tiers) == sorted(set(self.tiers))
+        assert self.segment_bytes % 4096 == 0
+        assert self.segment_bytes > 0
+        assert self.dram_segments > 0
+        assert 0.0 <= self.clean_ahead < 1.0

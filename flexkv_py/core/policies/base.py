@@ -1,0 +1,36 @@
+"""What an eviction policy promises.
+
+A policy only orders copies. The planner owns counts, pins and rooms, and takes a copy out of the
+order while anything reads it, so whatever stands in the order may be evicted as far as readers go.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from flexkv_py.core.blocks import Copy
+
+
+class Policy(Protocol):
+    """The order of one tier's READY, unpinned copies."""
+
+    def add(self, copy: Copy) -> None:
+        """A copy became READY, or its last reader left: it was just used."""
+        ...
+
+    def cool(self, copy: Copy) -> None:
+        """A copy that nobody asked for, or an orphan: the first victim."""
+        ...
+
+    def remove(self, copy: Copy) -> None:
+        """The copy is pinned or gone."""
+        ...
+
+    def coldest(self) -> Copy | None:
+        """The next victim; it stays in the order until removed."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Copies in the order."""
+        ...
