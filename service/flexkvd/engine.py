@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -38,10 +39,14 @@ class Engine:
     """Runs events to completion, one after another, on one event loop.
 
     `handlers` maps each type of instruction to what carries it out; a handler returns at once.
+    `now_ns` is the one clock of the daemon, the one the loop's timers follow.
     """
 
-    def __init__(self, planner: Decider, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, planner: Decider, loop: asyncio.AbstractEventLoop, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self.planner = planner
+        self.now_ns = clock_ns
         self.handlers: dict[type, Callable[..., None]] = {}
         self.on_broken: Callable[[], None] = lambda: None
         self.broken = False
@@ -52,10 +57,6 @@ class Engine:
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
-
-    def now_ns(self) -> int:
-        """The one clock of the daemon: the loop's, so that tests can own time."""
-        return int(self._loop.time() * 1e9)
 
     def post(self, event: Event) -> None:
         """Let the planner handle `event` and carry out its instructions before returning.
@@ -70,11 +71,8 @@ class Engine:
         self._running = True
         try:
             self._run()
-        except BaseException:
-            log.exception("a bug while handling an event: the daemon stops")
-            self.broken = True
-            self.close()
-            self.on_broken()
+        except BaseException as error:
+            self.fail(error)
             raise
         finally:
             self._running = False
@@ -85,6 +83,13 @@ class Engine:
         if not self._results:
             self._loop.call_soon(self._flush)
         self._results.append(result)
+
+    def fail(self, error: BaseException | None) -> None:
+        """A bug left the state in doubt: handle no event any more."""
+        log.error("a bug: the daemon stops", exc_info=error)
+        self.broken = True
+        self.close()
+        self.on_broken()
 
     def close(self) -> None:
         """Stop the timer."""

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import cast
 
 from flexkv_py.core.messages import (
     BlockCopy,
@@ -22,13 +21,12 @@ from flexkv_py.core.messages import (
     MoveKind,
     StartCopies,
     StartMove,
-    Tier,
     TicketKind,
+    Tier,
     TransferResult,
 )
 from flexkv_tiers.base import FrameSpan, TierFault, TierStore
 from flexkv_tiers.lanes import CopyTask, Direction, Lanes
-
 from flexkvd.engine import Engine
 from flexkvd.links import Link
 from flexkvd.sessions import Sessions
@@ -100,10 +98,10 @@ class Executor:
                 self.links[tier, kind] = Link(name, in_flight_max, loop)
         engine.handlers |= {StartMove: self._start_move, StartCopies: self._start_copies}
 
-    @property
-    def in_flight(self) -> int:
-        """Moves and copies that have not ended."""
-        return len(self._copies) + sum(link.waiting + link.running for link in self.links.values())
+    async def settle(self) -> None:
+        """Return when no move and no copy runs or waits for its turn."""
+        while running := [*self._copies, *(task for link in self.links.values() for task in link.tasks)]:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
     # ------------------------------------------------------------------ moves
 
@@ -160,7 +158,12 @@ class Executor:
         for chunk in chunks:  # lanes keep the order, so chunk 0 of all blocks goes first
             task = self._loop.create_task(self._copy(batch, chunk, copies))
             self._copies.add(task)
-            task.add_done_callback(self._copies.discard)
+            task.add_done_callback(self._copy_ended)
+
+    def _copy_ended(self, task: asyncio.Task[None]) -> None:
+        self._copies.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._engine.fail(task.exception())  # a copy without an end would hold its frames for ever
 
     async def _copy(self, batch: _Batch, chunk: int, copies: StartCopies) -> None:
         ticket, blocks = batch.ticket, batch.blocks
@@ -186,9 +189,7 @@ class Executor:
         self.traffic.bytes[link] += len(copied) * ticket.memory.mapping.chunk_bytes[chunk]
         self._chunk_ended(batch, chunk, faults, copied, link)
 
-    def _chunk_ended(
-        self, batch: _Batch, chunk: int, faults: list[Fault | None], copied: list[int], link: str
-    ) -> None:
+    def _chunk_ended(self, batch: _Batch, chunk: int, faults: list[Fault | None], copied: list[int], link: str) -> None:
         for at in copied:
             batch.done[at] |= 1 << chunk
         for at, fault in enumerate(faults):

@@ -37,6 +37,11 @@ class Link:
     def running(self) -> int:
         return len(self._running)
 
+    @property
+    def tasks(self) -> frozenset[asyncio.Task[None]]:
+        """What runs now; there is some as long as anything waits."""
+        return frozenset(self._running)
+
     def submit(self, priority: Priority, work: Work) -> None:
         """Run `work()` as soon as its turn comes. It must not raise."""
         heapq.heappush(self._waiting, (priority, next(self._order), work))

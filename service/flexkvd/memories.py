@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flexkv_tiers.memory import WorkerMemory
-
 from flexkvd.tickets import Pages, Ticket
 
 

@@ -10,7 +10,6 @@ import os
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import Registered, RegisterMemory
 from flexkv_tiers.memory import WorkerMemory
-
 from flexkvd.config import LimitsTable
 from flexkvd.memories import RegisteredMemory
 from flexkvd.sessions import Session

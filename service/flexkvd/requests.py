@@ -49,7 +49,6 @@ from flexkv_py.wire.messages import (
     Wait,
 )
 from flexkv_tiers.memory.worker import PageTable
-
 from flexkvd.config import LimitsTable
 from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
@@ -67,7 +66,12 @@ class Requests:
     """One method per request; each returns the reply, or None when it comes later."""
 
     def __init__(
-        self, engine: Engine, sessions: Sessions, limits: LimitsTable, tiers: tuple[Tier, ...], loop: asyncio.AbstractEventLoop
+        self,
+        engine: Engine,
+        sessions: Sessions,
+        limits: LimitsTable,
+        tiers: tuple[Tier, ...],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
@@ -122,7 +126,8 @@ class Requests:
     def _match(self, session: Session, message: Match) -> None:
         keys = self._key_run(message.keys)
         shards = tuple(message.shards) or (session.hello.shard,)
-        if len(shards) > SHARDS_MAX or len(set(shards)) != len(shards) or not all(0 <= at <= SHARD_MAX for at in shards):
+        in_range = all(0 <= shard <= SHARD_MAX for shard in shards)
+        if len(shards) > SHARDS_MAX or len(set(shards)) != len(shards) or not in_range:
             raise _bad_argument(f"list at most {SHARDS_MAX} different shards from 0 to {SHARD_MAX}")
         hold_ns = self._span_ns("hold_ms", message.hold_ms, self._limits.hold_s_max)
         self._engine.post(MatchAsked(session.number, message.id, keys, shards, hold_ns, self._engine.now_ns()))
@@ -178,7 +183,7 @@ class Requests:
         ticket = session.ticket(message.ticket)
         if message.chunk >= session.geometry.chunk_count:
             raise _bad_argument(
-                f"a block of this geometry has {session.geometry.chunk_count} chunks, there is no chunk {message.chunk}: "
+                f"there is no chunk {message.chunk}, a block of this geometry has {session.geometry.chunk_count}: "
                 "wait for a smaller one, or -1 for the end"
             )
         timeout_ns = self._span_ns("timeout_ms", message.timeout_ms, self._limits.deadline_s_max)
@@ -246,7 +251,7 @@ class Requests:
         if not 1 <= len(keys) <= self._limits.keys_per_message_max:
             raise FlexKVError(
                 ErrorCode.LIMIT_EXCEEDED if len(keys) else ErrorCode.BAD_ARGUMENT,
-                f"the message has {len(keys)} keys: send 1 to {self._limits.keys_per_message_max} (keys_per_message_max)",
+                f"the message has {len(keys)} keys: send 1 to keys_per_message_max = {self._limits.keys_per_message_max}",
             )
         return keys
 
@@ -256,7 +261,8 @@ class Requests:
             raise _bad_argument(f"{name} is {word[:16]!r}: use one of {', '.join(TIERS_BY_WORD)}")
         if tier not in self._tiers:
             raise FlexKVError(
-                ErrorCode.TIER_UNAVAILABLE, f"{name} asks for {word!r}, which this daemon is configured without: add [{word}]"
+                ErrorCode.TIER_UNAVAILABLE,
+                f"{name} asks for {word!r}, which this daemon is configured without: add a table [{word}]",
             )
         return tier
 
@@ -277,7 +283,7 @@ def _pages(raw: bytes, page_count: int) -> Pages:
     if int(pages.max()) >= page_count:
         raise FlexKVError(
             ErrorCode.PAGE_OUT_OF_RANGE,
-            f"page {int(pages.max())} is not in this memory: it was registered with {page_count} pages, numbered from 0",
+            f"page {int(pages.max())} is not in this memory: it was registered with {page_count} pages, from 0 on",
         )
     return pages
 

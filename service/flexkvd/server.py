@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.codec import decode_client, encode, request_id
 from flexkv_py.wire.messages import PROTOCOL_VERSION, ClientMessage, Failed, GoingAway, Hello, Welcome
-
 from flexkvd.config import DaemonTable, LimitsTable
 from flexkvd.connection import Connection, Peer
 from flexkvd.requests import EPOCH_MAX, SHARD_MAX, Requests
@@ -129,8 +128,8 @@ class Server:
             self._fail(connection, message.id, error)
         except Exception:
             log.exception("a bug while handling %s of session %d", type(message).__name__, session.number)
-            error = FlexKVError(ErrorCode.INTERNAL, "the daemon met a bug in this request: its log has the traceback")
-            self._fail(connection, message.id, error)
+            why = "the daemon met a bug in this request: its log has the traceback"
+            self._fail(connection, message.id, FlexKVError(ErrorCode.INTERNAL, why))
 
     def refused(self, connection: Connection, error: FlexKVError) -> None:
         """Say why the connection ends, unless that was the answer to its last message."""
@@ -176,7 +175,8 @@ class Server:
         session = self._sessions.open(message, connection)
         self._ungreeted.pop(connection).cancel()
         self._greeted[connection] = session
-        log.info("session %d: %s, pid %d, uid %d", session.number, message.role, connection.peer.pid, connection.peer.uid)
+        peer = connection.peer
+        log.info("session %d: %s, pid %d, uid %d", session.number, message.role, peer.pid, peer.uid)
         welcome = Welcome(
             message.id,
             PROTOCOL_VERSION,
@@ -198,14 +198,15 @@ class Server:
         if message.version != PROTOCOL_VERSION:
             raise FlexKVError(
                 ErrorCode.VERSION_MISMATCH,
-                f"the client speaks version {message.version}, this daemon {PROTOCOL_VERSION}: install the same release",
+                f"the client speaks version {message.version}, this daemon {PROTOCOL_VERSION}: install one release",
             )
         self._gate.check(connection.peer, message.token)
         if self._draining:
             raise FlexKVError(ErrorCode.DRAINING, "the daemon is stopping: connect again when it is back")
         if self._sessions.count >= self._limits.sessions_max:
             raise FlexKVError(
-                ErrorCode.LIMIT_EXCEEDED, f"{self._limits.sessions_max} sessions are open (sessions_max): close one, or raise it"
+                ErrorCode.LIMIT_EXCEEDED,
+                f"{self._limits.sessions_max} sessions are open (sessions_max): close one, or raise the limit",
             )
         self._check_names(message)
 
@@ -215,7 +216,7 @@ class Server:
         for name in (hello.tenant, hello.instance, hello.client):
             if len(name) > NAME_CHARS_MAX:
                 raise FlexKVError(
-                    ErrorCode.BAD_ARGUMENT, f"a name of {len(name)} characters is too long: use at most {NAME_CHARS_MAX}"
+                    ErrorCode.BAD_ARGUMENT, f"a name has {len(name)} characters: use at most {NAME_CHARS_MAX}"
                 )
         if not 0 <= hello.shard <= SHARD_MAX or not 0 <= hello.epoch <= EPOCH_MAX:
             raise FlexKVError(

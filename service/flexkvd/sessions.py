@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from flexkv_py.core.messages import (
     EndSession,
@@ -25,7 +26,6 @@ from flexkv_py.geometry import Geometry
 from flexkv_py.keys import namespace_digest
 from flexkv_py.wire.codec import encode
 from flexkv_py.wire.messages import DaemonMessage, Done, Failed, Hello, Matched, Run
-
 from flexkvd.config import LimitsTable
 from flexkvd.connection import Connection
 from flexkvd.engine import Engine
@@ -191,7 +191,7 @@ class Sessions:
         session = self.by_number[end.session]
         assert session.closed
         for number, memory in list(session.memories.items()):
-            memory.close(lambda number=number: self._memory_closed(session, number))
+            memory.close(partial(self._memory_closed, session, number))
         self._forget_if_empty(session)
 
     def _memory_closed(self, session: Session, number: int) -> None:
@@ -206,4 +206,3 @@ class Sessions:
 def failed(request: int, refused: RequestRefused) -> Failed:
     """The planner's refusal as a reply."""
     return Failed(request, refused.code.value, refused.message, -(-refused.retry_after_ns // NS_PER_MS))
-

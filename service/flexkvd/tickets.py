@@ -109,9 +109,9 @@ class Ticket:
         """Chunk `chunk` of the keys at these positions is on the other side."""
         bit, masks = 1 << chunk, self.masks
         for position in positions:
-            assert not masks[position] & bit, "a chunk of a ticket is copied once"
-            masks[position] |= bit
-        self.counts[chunk] += len(positions)
+            if not masks[position] & bit:  # a promotion that is tried again may bring a chunk twice
+                masks[position] |= bit
+                self.counts[chunk] += 1
         while self.ready < self.chunk_count and self.counts[self.ready] == self.key_count:
             self.ready += 1
         if self.waiters:
@@ -138,7 +138,7 @@ class Ticket:
             waiter.timer.cancel()
         self.waiters.clear()
         if self.finished is None:
-            self.finish(TicketFinished(self.session, self.number, self.kind, [], "the session ended", 0, 0))
+            self.finish(TicketFinished(self.session, self.number, self.kind, [], "the session ended", 0, 0, b""))
 
     def reached(self, chunk: int) -> bool:
         """Whether a wait for `chunk` (negative: for the end) need wait no longer."""

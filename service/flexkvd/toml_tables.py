@@ -108,6 +108,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def bad_config(why: str) -> FlexKVError:
+    """A refusal of the configuration; `why` names cause and cure."""
     return FlexKVError(ErrorCode.BAD_CONFIG, why)
 
 
