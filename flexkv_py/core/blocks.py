@@ -34,6 +34,15 @@ class CopyState(Enum):
     DROPPED = 3
 
 
+class Rule(Enum):
+    """May a block be written below DRAM?"""
+
+    ADMISSION = 1
+    """As the admission rule says."""
+    NEVER = 2
+    ALWAYS = 3
+
+
 class Copy:
     """One block in one tier. A reader pins the whole copy."""
 
@@ -79,6 +88,7 @@ def pack_frames(frames: tuple[int, ...]) -> bytes:
 
 
 def unpack_frames(packed: bytes) -> tuple[int, ...]:
+    """Frame numbers by chunk."""
     return _layout(len(packed) // 4).unpack(packed)
 
 
@@ -136,7 +146,7 @@ class CopyList:
 class Block:
     """One key of one index, with its copies and its place in the chain."""
 
-    __slots__ = ("children", "dram", "holds", "index", "key", "linked", "parent", "s3", "ssd", "uses")
+    __slots__ = ("children", "dram", "holds", "index", "key", "linked", "parent", "rule", "s3", "ssd", "uses")
 
     def __init__(self, key: BlockKey, parent: BlockKey, index: Index) -> None:
         self.key = key
@@ -148,6 +158,7 @@ class Block:
         self.children: Block | dict[Block, None] | None = None  # mostly one: then no dict is paid for
         self.linked = False  # READY somewhere, and so is every ancestor: this block may be matched
         self.holds = 0  # leases and demands that need the block, in whatever tier
+        self.rule = Rule.ADMISSION  # what the save's hints said
         self.uses = 0  # saved, loaded or met again: what admission counts
 
     def copy_in(self, tier: Tier) -> Copy | None:

@@ -24,6 +24,7 @@ class FramePool:
         self._size = array("I", [0] * segment_count)  # pages per frame of each segment, 0 = unassigned
         self._used = array("I", [0] * segment_count)  # frames taken from each segment
         self._free: dict[int, array[int]] = {}  # free frames by pages per frame
+        self._idle: dict[int, int] = {}  # assigned segments with no frame in use, by pages per frame
         self._draining = -1  # the one segment whose frames are not given out again
         self.used_pages = 0
 
@@ -53,7 +54,10 @@ class FramePool:
         frames = tuple([free.pop() for _ in range(count)])
         used, segment_pages = self._used, self.segment_pages
         for frame in frames:
-            used[frame // segment_pages] += 1
+            segment = frame // segment_pages
+            if used[segment] == 0:
+                self._idle[frame_pages] -= 1
+            used[segment] += 1
         self.used_pages += frame_pages * count
         return frames
 
@@ -65,6 +69,8 @@ class FramePool:
             assert self._size[segment] == frame_pages
             assert used[segment] > 0
             used[segment] -= 1
+            if used[segment] == 0:
+                self._idle[frame_pages] += 1
             if segment != self._draining:
                 free.append(frame)
             elif used[segment] == 0:
@@ -94,12 +100,15 @@ class FramePool:
         segment = self._unassigned.pop()
         assert self._used[segment] == 0
         self._size[segment] = frame_pages
+        self._idle[frame_pages] = self._idle.get(frame_pages, 0) + 1
         first = segment * self.segment_pages
         free.extend(reversed(range(first, first + per_segment * frame_pages, frame_pages)))
         return True
 
     def _take_back(self, frame_pages: int) -> bool:
         """Take one wholly free segment back from another size."""
+        if not any(count for size, count in self._idle.items() if size != frame_pages):
+            return False
         for segment in range(self.segment_count):
             if self._size[segment] not in (0, frame_pages) and self._used[segment] == 0:
                 self._forget_free(segment)
@@ -112,6 +121,7 @@ class FramePool:
         self._free[size] = array("I", [frame for frame in self._free[size] if frame // pages != segment])
 
     def _unassign(self, segment: int) -> None:
+        self._idle[self._size[segment]] -= 1
         self._size[segment] = 0
         self._unassigned.append(segment)
         if segment == self._draining:

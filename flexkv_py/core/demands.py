@@ -1,0 +1,145 @@
+"""Blocks that must reach a lower tier: acknowledged saves, flushes, staging from SSD to S3.
+
+A demand holds its block from its making to its end. It is served when a write may start; a block that
+is in DRAM no more is promoted first, so S3 is reached from SSD through DRAM, in stages.
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
+from flexkv_py.core.messages import Outcome, Priority, Tier
+from flexkv_py.core.moves import start_demotion, start_promotion
+from flexkv_py.core.placement import source_below, write_may_start
+from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
+from flexkv_py.core.sessions import Ticket
+from flexkv_py.core.state import State
+from flexkv_py.core.tickets import finish_ticket, settle_key
+from flexkv_py.core.transfers import Demand, Flush, Waiter, WaitFor
+
+DEMANDS_PER_EVENT_MAX = 32
+FLUSH_SCAN_MAX = 1024
+
+
+def demand(state: State, block: Block, tier: Tier, ticket: Ticket, position: int) -> None:
+    """A save is to be told `stored` only when the block is in `tier`."""
+    block.holds += 1
+    state.demands[tier].append(Demand(block, tier, ticket, position))
+
+
+def serve_demands(state: State) -> None:
+    """Start what may start now, in order, a bounded number per event."""
+    for tier, waiting in state.demands.items():
+        for _ in range(min(len(waiting), DEMANDS_PER_EVENT_MAX)):
+            if not _serve(state, tier, waiting[0]):
+                break
+            waiting.popleft()
+
+
+def _serve(state: State, tier: Tier, want: Demand) -> bool:
+    """True when the demand has ended or now waits on a copy; False when it must wait for room."""
+    block, level = want.block, state.levels[tier]
+    target = block.copy_in(tier)
+    if target is not None and target.state is CopyState.READY:
+        finish_demand(state, want, ok=True)
+        return True
+    if target is not None and target.state is CopyState.FILLING:
+        _wait_on(target, want)
+        return True
+    if not level.accepts or not block.ready or block.index.closed:
+        finish_demand(state, want, ok=False, why=level.down_reason or "the block was lost meanwhile")
+        return True
+    if target is not None or not write_may_start(state, level):
+        return False
+    return _stage(state, tier, want)
+
+
+def _stage(state: State, tier: Tier, want: Demand) -> bool:
+    block, dram = want.block, want.block.dram
+    if dram is None:
+        source = source_below(state, block)
+        if source is None or block.index.spec is None:
+            finish_demand(state, want, ok=False, why="no tier that is up can supply the block")
+            return True
+        if state.promotions >= state.config.promotions_in_flight_max:
+            return False
+        frames = take_frames(state, block.index)
+        if frames is None:
+            return False
+        dram = start_promotion(state, block, source, frames, Priority.WRITE_BEHIND)
+    if dram.state is CopyState.FILLING:
+        _wait_on(dram, want)
+        return True
+    if make_room(state, state.levels[tier], block.index) is not Room.NOW:
+        return False
+    priority = Priority.WRITE_BEHIND if want.ticket is None else Priority.SAVE
+    _wait_on(start_demotion(state, block, tier, priority), want)
+    state.tell(block.key, "demote", tier, "demanded")
+    return True
+
+
+def _wait_on(copy: Copy, want: Demand) -> None:
+    waiter = Waiter(WaitFor.DEMAND, demand=want)
+    if copy.waiters is None:
+        copy.waiters = []
+    copy.waiters.append(waiter)
+
+
+def demand_heard(state: State, want: Demand, copy: Copy, *, ok: bool, why: str = "") -> None:
+    """The copy a demand waited on has ended: reached, one stage further, or failed."""
+    if copy.tier is want.tier:
+        finish_demand(state, want, ok=ok, why=why)
+    elif ok:
+        state.demands[want.tier].appendleft(want)  # staged into DRAM: next, before it can be evicted again
+    else:
+        finish_demand(state, want, ok=False, why=why)
+
+
+def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> None:
+    """Let go of the block and tell whoever asked."""
+    block = want.block
+    block.holds -= 1
+    assert block.holds >= 0
+    if want.staged is not None:
+        back_to_order(state, want.staged, still_cold=ok)
+    if want.flush is not None:
+        want.flush.out -= 1
+        if ok:
+            want.flush.ticket.stored += 1
+        else:
+            want.flush.failed += 1
+            want.flush.ticket.detail = why
+    elif want.ticket is not None:
+        if not ok:
+            want.ticket.detail = f"not stored in {want.tier.name.lower()}: {why}"
+        settle_key(state, want.ticket, want.position, Outcome.STORED if ok else Outcome.REFUSED)
+
+
+def pump_flushes(state: State) -> None:
+    """Keep each running flush at its number of demands; end it when nothing is left."""
+    for flush in list(state.flushes.values()):
+        for _ in range(FLUSH_SCAN_MAX):
+            if flush.ticket.over or not flush.left or flush.out >= state.config.flush_in_flight_max:
+                break
+            block = flush.left.pop()
+            if needs_flush(block, flush.tier):
+                flush.out += 1
+                block.holds += 1
+                state.demands[flush.tier].append(Demand(block, flush.tier, None, 0, flush))
+        if flush.ticket.over or (not flush.left and not flush.out):
+            del state.flushes[flush.ticket.id]
+            if not flush.ticket.over:
+                detail = f"{flush.failed} blocks could not be copied: {flush.ticket.detail}" if flush.failed else ""
+                finish_ticket(state, flush.ticket, Outcome.FAILED, detail)
+
+
+def needs_flush(block: Block, tier: Tier) -> bool:
+    """READY somewhere, not yet in `tier`, and not told to stay in DRAM."""
+    if block.index.closed or block.rule is Rule.NEVER or not block.ready:
+        return False
+    copy = block.copy_in(tier)
+    return copy is None or copy.state is not CopyState.READY
+
+
+def open_flush(state: State, ticket: Ticket, tier: Tier, blocks: list[Block]) -> None:
+    """Start a flush over a snapshot of blocks."""
+    state.flushes[ticket.id] = Flush(ticket, tier, blocks)

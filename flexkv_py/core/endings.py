@@ -1,0 +1,180 @@
+"""What happens when transfers end: ledger rows close, copies change state, waiters hear of it."""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import Block, Copy, CopyState
+from flexkv_py.core.demands import demand_heard
+from flexkv_py.core.links import settle
+from flexkv_py.core.loading import copy_chunks, load_heard, on_load_copied
+from flexkv_py.core.messages import (
+    ChunkLanded,
+    Fault,
+    Outcome,
+    Priority,
+    TransferResult,
+    TransfersFinished,
+)
+from flexkv_py.core.moves import evict, free_frames, full_mask, lose_record, start_reading, unpin
+from flexkv_py.core.placement import source_below
+from flexkv_py.core.room import back_to_order
+from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
+from flexkv_py.core.state import State
+from flexkv_py.core.tickets import settle_key
+from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
+
+LOST_FAULTS = (Fault.CORRUPT, Fault.MISSING)
+"""Faults that mean the record is worthless: it is dropped, so nobody asks for it again."""
+
+
+def on_chunk_landed(state: State, event: ChunkLanded) -> None:
+    """Copy the chunk on into every load that waits for this block."""
+    transfer = state.transfers[event.transfer]
+    assert transfer.kind is TransferKind.PROMOTE
+    assert transfer.other is not None
+    copy, bit = transfer.copy, 1 << event.chunk
+    assert bit <= full_mask(copy.block.index)
+    assert copy.present & bit == 0
+    copy.present |= bit
+    for waiter in copy.waiters or ():
+        if waiter.wait is WaitFor.LOAD:
+            assert waiter.transfer is not None
+            waiter.transfer.source = transfer.other.tier
+            copy_chunks(state, waiter.transfer, bit)
+
+
+def on_transfers_finished(state: State, event: TransfersFinished) -> None:
+    """Close each ledger row. Saves become visible head first, but stand in the order tail first."""
+    saved: list[tuple[Transfer, Copy, bool]] = []
+    loads: list[tuple[Transfer, TransferResult]] = []
+    for result in event.results:
+        transfer = state.transfers[result.transfer]
+        kind = transfer.kind
+        if kind is TransferKind.SAVE:
+            copy, ready = on_saved(state, transfer, result)
+            saved.append((transfer, copy, ready))
+        elif kind is TransferKind.LOAD:
+            loads.append((transfer, result))
+        elif kind is TransferKind.PROMOTE:
+            _promoted(state, transfer, result)
+        elif kind is TransferKind.DEMOTE:
+            _demoted(state, transfer, result)
+        else:
+            _dropped(state, transfer, result)
+    for transfer, result in reversed(loads):
+        on_load_copied(state, transfer, result)
+    for _, copy, ready in reversed(saved):
+        if ready and copy.readers == 0:
+            state.dram.put(copy)
+    for transfer, copy, ready in saved:
+        acknowledge_saved(state, transfer, ok=ready)
+        _tell_waiters(state, copy, ok=ready, why="the save that was filling it failed")
+
+
+def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
+    del state.transfers[transfer.id]
+    state.promotions -= 1
+    copy, source, block = transfer.copy, transfer.other, transfer.block
+    assert source is not None
+    assert copy.state is CopyState.FILLING
+    if result.fault is None:
+        assert copy.present == full_mask(block.index), "a promotion ended before all its chunks had landed"
+        copy.state = CopyState.READY
+        unpin(state, source)
+        state.count("promotions", source.tier.name.lower())
+        settle(state, block)
+        wanted = copy.readers > 0 or bool(copy.waiters)
+        if copy.readers == 0:
+            state.dram.put(copy, cold=not wanted or not block.linked)
+        _tell_waiters(state, copy, ok=True)
+        if block.index.closed and copy.readers == 0:
+            evict(state, copy, "the namespace was reset")
+        return
+    _source_failed(state, source, result)
+    again = source_below(state, block, source.tier)
+    if again is not None and copy.present == 0 and not block.index.closed:
+        state.tell(block.key, "promote", again.tier, "second source")
+        start_reading(state, copy, again, Priority.LOAD)
+        return
+    copy.state = CopyState.DROPPED
+    block.dram = None
+    if copy.readers:
+        state.dropped[copy] = None
+    else:
+        free_frames(state, copy)
+    settle(state, block)
+    _tell_waiters(state, copy, ok=False, why=result.detail or f"promotion failed: {result.fault.value}")
+
+
+def _source_failed(state: State, source: Copy, result: TransferResult) -> None:
+    """A record that is not there or not right is dropped; other faults leave it for another try."""
+    fault, block = result.fault, source.block
+    assert fault is not None
+    state.count("faults", f"{source.tier.name.lower()}_{fault.value}")
+    state.tell(block.key, "fault", source.tier, f"{fault.value}: {result.detail}")
+    if fault in LOST_FAULTS and source.state is CopyState.READY:
+        lose_record(state, source)
+    unpin(state, source, cold=True)
+
+
+def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
+    del state.transfers[transfer.id]
+    source, target, block = transfer.copy, transfer.other, transfer.block
+    assert target is not None
+    level = state.levels[target.tier]
+    level.wrote(fault=result.fault is not None, now_ns=state.now_ns)
+    if result.fault is None:
+        assert target.state is CopyState.FILLING
+        target.place = result.location
+        target.state = CopyState.READY
+        target.present = full_mask(block.index)
+        level.put(target)
+        state.demotion_faults.pop(block, None)
+        state.count("demotions", target.tier.name.lower())
+        if block.index.closed:
+            lose_record(state, target)
+    else:
+        block.set_copy(target.tier, None)
+        level.used_bytes -= block.index.record_bytes
+        state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
+        state.count("faults", f"{target.tier.name.lower()}_{result.fault.value}")
+        state.tell(block.key, "fault", target.tier, f"demotion: {result.fault.value}: {result.detail}")
+        state.wake_at(level.pause_until_ns, "pause", int(target.tier))
+    back_to_order(state, source, still_cold=block.uses == transfer.uses)
+    why = "" if result.fault is None else result.detail or result.fault.value
+    _tell_waiters(state, target, ok=result.fault is None, why=why)
+
+
+def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
+    """The tier has let go of a record, or could not: then its room is missed by the tier, not by us."""
+    del state.transfers[transfer.id]
+    copy, block = transfer.copy, transfer.block
+    assert copy.state is CopyState.DROPPED
+    level, record_bytes = state.levels[copy.tier], block.index.record_bytes
+    level.dropping_bytes -= record_bytes
+    level.used_bytes -= record_bytes
+    block.set_copy(copy.tier, None)
+    if result.fault is not None:
+        state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
+        state.tell(block.key, "fault", copy.tier, f"drop: {result.fault.value}: {result.detail}")
+    settle(state, block)
+
+
+def _tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:
+    waiters, copy.waiters = copy.waiters, None
+    block: Block = copy.block
+    for waiter in waiters or ():
+        _tell(state, waiter, copy, block, ok=ok, why=why)
+
+
+def _tell(state: State, waiter: Waiter, copy: Copy, block: Block, *, ok: bool, why: str) -> None:
+    if waiter.wait is WaitFor.LOAD:
+        assert waiter.transfer is not None
+        load_heard(state, waiter.transfer, ok=ok, why=why)
+    elif waiter.wait is WaitFor.PREFETCH:
+        assert waiter.ticket is not None
+        settle_key(state, waiter.ticket, waiter.position, Outcome.LOADED if ok else Outcome.FAILED)
+    elif waiter.wait is WaitFor.PRESENT:
+        present_heard(state, waiter, block, ok=ok)
+    else:
+        assert waiter.demand is not None
+        demand_heard(state, waiter.demand, copy, ok=ok, why=why)

@@ -1,0 +1,163 @@
+"""Recounts everything from scratch and compares. Tests and the simulator call it; production does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from flexkv_py.core.blocks import Block, Copy, CopyState, Index, children_of
+from flexkv_py.core.messages import Tier
+from flexkv_py.core.moves import frame_pages, full_mask
+from flexkv_py.core.planner import Planner
+from flexkv_py.core.state import State
+from flexkv_py.core.transfers import Demand, TransferKind
+from flexkv_py.keys import ROOT
+
+
+def check(planner: Planner) -> None:
+    """Assert that the whole state is consistent."""
+    state = planner.state
+    indexes = _all_indexes(state)
+    copies = [copy for index in indexes for block in index.blocks.values() for copy in block.copies()]
+    for index in indexes:
+        _check_chains(state, index)
+    for copy in copies:
+        _check_copy(state, copy)
+    _check_readers(state, copies)
+    _check_frames(state, copies)
+    _check_levels(state, copies)
+    _check_holds(state, indexes)
+    _check_tickets(state)
+
+
+def _all_indexes(state: State) -> list[Index]:
+    return list(state.indexes.values()) + [index for reset in state.resets for index in reset.indexes]
+
+
+def _check_chains(state: State, index: Index) -> None:
+    for key, block in index.blocks.items():
+        assert block.key == key
+        assert block.index is index
+        assert block.copies(), f"{key.hex()} is in no tier, yet in the index"
+        parent = index.blocks.get(block.parent)
+        if parent is not None:
+            assert block in children_of(parent.children)
+        elif block.parent != ROOT:
+            assert block in children_of(index.awaiting[block.parent])
+        for child in children_of(block.children):
+            assert child.parent == key
+            assert index.blocks[child.key] is child
+        if not state.relink and not index.closed:
+            linked = block.ready and (block.parent == ROOT or (parent is not None and parent.linked))
+            assert block.linked == linked, f"{key.hex()}: linked is {block.linked}"
+    for parent_key, children in index.awaiting.items():
+        assert parent_key not in index.blocks
+        assert all(child.parent == parent_key for child in children_of(children))
+
+
+def _check_copy(state: State, copy: Copy) -> None:
+    in_order = copy.queue is not None
+    assert in_order == (copy.state is CopyState.READY and copy.readers == 0), f"{copy}: in_order={in_order}"
+    assert copy.waiters is None or copy.state is CopyState.FILLING, f"{copy} has waiters"
+    if copy.state is CopyState.READY and copy.block.index.spec is not None and copy.tier is Tier.DRAM:
+        assert copy.present == full_mask(copy.block.index)
+    assert copy.tier in state.levels
+
+
+def _check_readers(state: State, copies: list[Copy]) -> None:
+    readers: Counter[Copy] = Counter()
+    fills: Counter[Copy] = Counter()
+    drops: Counter[Copy] = Counter()
+    for transfer in state.transfers.values():
+        if transfer.kind is TransferKind.LOAD or transfer.kind is TransferKind.DEMOTE:
+            readers[transfer.copy] += 1
+        if transfer.kind is TransferKind.PROMOTE:
+            assert transfer.other is not None
+            readers[transfer.other] += 1
+            fills[transfer.copy] += 1
+        if transfer.kind is TransferKind.DEMOTE:
+            assert transfer.other is not None
+            fills[transfer.other] += 1
+        if transfer.kind is TransferKind.SAVE:
+            fills[transfer.copy] += 1
+        if transfer.kind is TransferKind.DROP:
+            drops[transfer.copy] += 1
+    for want in _demands(state):
+        if want.staged is not None:
+            readers[want.staged] += 1
+    for copy in [*copies, *state.dropped]:
+        assert copy.readers == readers[copy], f"{copy}: {readers[copy]} readers are known"
+        assert (copy.state is CopyState.FILLING) == (fills[copy] == 1), f"{copy}: {fills[copy]} fills are known"
+        gone = copy.state is CopyState.DROPPED and copy.readers == 0
+        assert drops[copy] == int(gone), f"{copy}: {drops[copy]} drops are known"
+
+
+def _demands(state: State) -> list[Demand]:
+    waiting = [want for queue in state.demands.values() for want in queue]
+    for index in _all_indexes(state):
+        for block in index.blocks.values():
+            for copy in block.copies():
+                waiting.extend(waiter.demand for waiter in copy.waiters or () if waiter.demand is not None)
+    return waiting
+
+
+def _check_frames(state: State, copies: list[Copy]) -> None:
+    seen: set[int] = set()
+    pages = 0
+    for copy in [*copies, *state.dropped]:
+        if copy.tier is not Tier.DRAM:
+            continue
+        size = frame_pages(copy.block.index)
+        for frame in copy.frames:
+            covered = range(frame, frame + size)
+            assert seen.isdisjoint(covered), f"{copy}: frame {frame} belongs to two copies"
+            seen.update(covered)
+        pages += size * len(copy.frames)
+    assert state.frames.used_pages == pages, f"{state.frames.used_pages} pages are taken, {pages} are named"
+    state.frames.recount()
+
+
+def _check_levels(state: State, copies: list[Copy]) -> None:
+    used: Counter[Tier] = Counter()
+    ordered: Counter[Tier] = Counter()
+    dropping: Counter[Tier] = Counter()
+    for copy in copies:
+        used[copy.tier] += copy.block.index.record_bytes
+        ordered[copy.tier] += copy.queue is not None
+    writes: Counter[Tier] = Counter()
+    promotions = 0
+    for transfer in state.transfers.values():
+        if transfer.kind is TransferKind.DEMOTE and transfer.other is not None:
+            writes[transfer.other.tier] += 1
+        promotions += transfer.kind is TransferKind.PROMOTE
+        if transfer.kind is TransferKind.DROP:
+            dropping[transfer.copy.tier] += transfer.block.index.record_bytes
+    assert state.promotions == promotions
+    for tier, level in state.levels.items():
+        assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"
+        assert level.writes == writes[tier], f"{tier.name}: writes miscounted"
+        if tier is not Tier.DRAM:
+            assert level.used_bytes == used[tier], f"{tier.name}: {level.used_bytes} used, {used[tier]} named"
+            assert level.dropping_bytes == dropping[tier]
+
+
+def _check_holds(state: State, indexes: list[Index]) -> None:
+    holds: Counter[Block] = Counter()
+    for session in state.sessions.values():
+        for lease in session.leases.values():
+            assert state.lease_owner[lease.id] == session.id
+            holds.update(lease.blocks)
+    for want in _demands(state):
+        holds[want.block] += 1
+    for index in indexes:
+        for block in index.blocks.values():
+            assert block.holds == holds[block], f"{block.key.hex()}: {block.holds} holds, {holds[block]} known"
+
+
+def _check_tickets(state: State) -> None:
+    owned = sum(len(session.tickets) for session in state.sessions.values())
+    of_daemon = sum(ticket.session not in state.sessions for ticket in state.tickets.values())
+    assert owned + of_daemon == len(state.tickets)
+    for number, ticket in state.tickets.items():
+        assert ticket.id == number
+        assert not ticket.over
+        assert ticket.open == ticket.outcomes.count(None)

@@ -1,0 +1,61 @@
+"""Which blocks may be matched.
+
+A block is *linked* when it is READY in some tier and its parent is linked. Losing a middle block
+therefore orphans its descendants, and its return adopts them again. A change spreads to children in
+bounded slices; while slices are left, match walks instead of bisecting (see `matching`).
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import Block, children_of
+from flexkv_py.core.state import State
+from flexkv_py.keys import ROOT
+
+RELINK_SLICE_MAX = 256
+
+
+def settle(state: State, block: Block) -> None:
+    """Call after any change to a block's copies: renews its link, forgets it when no copy is left."""
+    relink(state, block)
+    if block.dram is None and block.ssd is None and block.s3 is None:
+        block.index.remove(block)
+        state.demotion_faults.pop(block, None)
+
+
+def relink(state: State, block: Block) -> None:
+    """Renew one block's link; a change is queued for its children."""
+    if not block.ready:
+        linked = False
+    elif block.parent == ROOT:
+        linked = True
+    else:
+        parent = block.index.blocks.get(block.parent)
+        linked = parent is not None and parent.linked
+    if linked == block.linked:
+        return
+    block.linked = linked
+    if not linked:
+        _cool(state, block)
+    if block.children is not None:
+        state.relink.append(iter(children_of(block.children)))
+
+
+def relink_slice(state: State) -> None:
+    """Spread changes a bounded step further."""
+    for _ in range(RELINK_SLICE_MAX):
+        if not state.relink:
+            return
+        block = next(state.relink[0], None)
+        if block is None:
+            state.relink.popleft()
+        elif block.index.blocks.get(block.key) is block:
+            relink(state, block)
+
+
+def _cool(state: State, block: Block) -> None:
+    """An orphan is the first victim: nobody can match it."""
+    for copy in block.copies():
+        if copy.queue is not None:
+            level = state.levels[copy.tier]
+            level.take_out(copy)
+            level.policy.cool(copy)

@@ -1,0 +1,206 @@
+"""Loads and prefetches: promote what is below, copy what has landed, chunk by chunk."""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import Copy, CopyState
+from flexkv_py.core.messages import (
+    BlockCopy,
+    LoadAsked,
+    Outcome,
+    PrefetchAsked,
+    Priority,
+    StartCopies,
+    TicketKind,
+    Tier,
+    TransferResult,
+)
+from flexkv_py.core.moves import full_mask, start_promotion, unpin
+from flexkv_py.core.placement import source_below
+from flexkv_py.core.room import ever_fits, take_frames
+from flexkv_py.core.sessions import Session, Ticket
+from flexkv_py.core.state import State
+from flexkv_py.core.tickets import open_ticket, settle_key
+from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
+
+
+def on_load(state: State, event: LoadAsked | PrefetchAsked, session: Session) -> None:
+    """Place every key up to the first miss; what follows a miss is of no use to a prefix."""
+    index = state.index(session.namespace, session.shard)
+    count = len(event.keys)
+    kind = TicketKind.LOAD if type(event) is LoadAsked else TicketKind.PREFETCH
+    ticket = Ticket(event.ticket, event.session, kind, event.keys, index, event.deadline_ns, [None] * count, count)
+    ticket.tiers = bytearray(count)
+    if not open_ticket(state, ticket):
+        return
+    copies: list[BlockCopy] = []
+    for position in range(count):
+        if state.room_loads and not _resident(ticket, position):
+            _queue(state, ticket, position)  # first come, first served
+        elif not place(state, ticket, position, copies):
+            _queue(state, ticket, position)
+        if ticket.outcomes and ticket.outcomes[position] in (Outcome.MISS, Outcome.FAILED):
+            _cut(state, ticket, position)
+            break
+    hand_out(state, ticket, copies, full_mask(index))
+
+
+def _resident(ticket: Ticket, position: int) -> bool:
+    assert ticket.index is not None
+    block = ticket.index.blocks.get(ticket.keys[position])
+    return block is None or block.dram is not None
+
+
+def _queue(state: State, ticket: Ticket, position: int) -> None:
+    if len(state.room_loads) >= state.config.allocation_waiters_max:
+        ticket.detail = "too many loads wait for DRAM (allocation_waiters_max)"
+        settle_key(state, ticket, position, Outcome.FAILED)
+        return
+    state.room_loads.append((ticket, position))
+
+
+def _cut(state: State, ticket: Ticket, missed: int) -> None:
+    for position in range(missed + 1, len(ticket.keys)):
+        settle_key(state, ticket, position, Outcome.MISS)
+
+
+def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
+    """Find one key's source. False when it must wait for room; True when it is settled or under way."""
+    index = ticket.index
+    assert index is not None
+    block = None if index.closed else index.blocks.get(ticket.keys[position])
+    dram = None if block is None else block.dram
+    if block is not None and dram is None:
+        source = source_below(state, block)
+        if source is None:
+            ticket.detail = "the only tier that has the block is down" if block.ready else ticket.detail
+            settle_key(state, ticket, position, Outcome.FAILED if block.ready else Outcome.MISS)
+            return True
+        if not ever_fits(state, index):
+            ticket.detail = "one block is larger than the DRAM arena"
+            settle_key(state, ticket, position, Outcome.FAILED)
+            return True
+        if state.promotions >= state.config.promotions_in_flight_max:
+            return False
+        state.pin(source)  # making room must not evict what we are about to read
+        frames = take_frames(state, index)
+        unpin(state, source)
+        if frames is None:
+            return False
+        priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
+        dram = start_promotion(state, block, source, frames, priority)
+        state.tell(block.key, "promote", source.tier, ticket.kind.value)
+    if block is None or dram is None:
+        settle_key(state, ticket, position, Outcome.MISS)
+        return True
+    block.uses += 1
+    if block.ssd is not None:
+        state.touch(block.ssd)
+    if ticket.kind is TicketKind.LOAD:
+        _join_load(state, ticket, position, dram, copies)
+    elif dram.state is CopyState.READY:
+        state.touch(dram)
+        settle_key(state, ticket, position, Outcome.PRESENT, Tier.DRAM)
+    else:
+        _wait_on(dram, Waiter(WaitFor.PREFETCH, ticket, position))
+    return True
+
+
+def _join_load(state: State, ticket: Ticket, position: int, dram: Copy, copies: list[BlockCopy]) -> None:
+    """Read a DRAM copy, whole now or chunk by chunk as it lands."""
+    state.pin(dram)
+    block = dram.block
+    full = full_mask(block.index)
+    transfer = Transfer(
+        state.next_transfer_id(), TransferKind.LOAD, block, dram, None, ticket, position, Tier.DRAM, full
+    )
+    state.new_transfer(transfer)
+    if dram.state is CopyState.READY:
+        transfer.running, transfer.handed = 1, full
+        copies.append(BlockCopy(transfer.id, position, block.key, dram.frames))
+        return
+    _wait_on(dram, Waiter(WaitFor.LOAD, ticket, position, transfer))
+    if dram.present:
+        copy_chunks(state, transfer, dram.present)
+
+
+def _wait_on(copy: Copy, waiter: Waiter) -> None:
+    if copy.waiters is None:
+        copy.waiters = []
+    copy.waiters.append(waiter)
+
+
+def hand_out(state: State, ticket: Ticket, copies: list[BlockCopy], chunks: int) -> None:
+    """One instruction for all blocks of a ticket that can be copied now."""
+    if copies:
+        priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.SAVE
+        copies_of = StartCopies(ticket.session, ticket.id, ticket.kind, copies, chunks, priority, ticket.deadline_ns)
+        state.out.append(copies_of)
+
+
+def copy_chunks(state: State, transfer: Transfer, chunks: int) -> None:
+    """Hand landed chunks (mask) of one block on to a waiting load."""
+    ticket = transfer.ticket
+    assert ticket is not None
+    if ticket.over or transfer.failed:
+        return
+    assert transfer.handed & chunks == 0
+    transfer.handed |= chunks
+    transfer.running += 1
+    block_copy = BlockCopy(transfer.id, transfer.position, transfer.block.key, transfer.copy.frames)
+    hand_out(state, ticket, [block_copy], chunks)
+
+
+def load_heard(state: State, transfer: Transfer, *, ok: bool, why: str = "") -> None:
+    """The fill a load waited on has ended."""
+    ticket = transfer.ticket
+    assert ticket is not None
+    if not ok:
+        transfer.failed = True
+        ticket.detail = why
+        settle_key(state, ticket, transfer.position, Outcome.FAILED)
+    elif transfer.todo & ~transfer.handed:  # a save's chunks become readable all at once
+        copy_chunks(state, transfer, transfer.todo & ~transfer.handed)
+    if transfer.running == 0:
+        _end_load(state, transfer)
+
+
+def on_load_copied(state: State, transfer: Transfer, result: TransferResult) -> None:
+    """A copy into the worker has ended, for some chunks of one block."""
+    ticket = transfer.ticket
+    assert ticket is not None
+    transfer.running -= 1
+    assert transfer.running >= 0
+    assert result.chunks & ~transfer.handed == 0
+    transfer.todo &= ~result.chunks
+    if result.fault is not None:
+        transfer.failed = True
+        ticket.detail = result.detail or ticket.detail
+        state.count("faults", f"worker_{result.fault.value}")
+        settle_key(state, ticket, transfer.position, Outcome.FAILED)
+    if transfer.running == 0 and transfer.copy.state is not CopyState.FILLING:
+        _end_load(state, transfer)
+
+
+def _end_load(state: State, transfer: Transfer) -> None:
+    del state.transfers[transfer.id]
+    ticket = transfer.ticket
+    assert ticket is not None
+    unpin(state, transfer.copy)
+    if not transfer.failed and not ticket.over:
+        assert transfer.todo == 0, "a load ended with chunks neither copied nor failed"
+        settle_key(state, ticket, transfer.position, Outcome.LOADED, transfer.source)
+
+
+def serve_room_loads(state: State) -> None:
+    """Room may have come free: place waiting keys in order until one must wait again."""
+    while state.room_loads:
+        ticket, position = state.room_loads[0]
+        copies: list[BlockCopy] = []
+        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
+            return
+        state.room_loads.popleft()
+        if not ticket.over and ticket.outcomes[position] in (Outcome.MISS, Outcome.FAILED):
+            _cut(state, ticket, position)
+        if copies:
+            assert ticket.index is not None
+            hand_out(state, ticket, copies, full_mask(ticket.index))

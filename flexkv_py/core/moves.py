@@ -1,0 +1,171 @@
+"""Starting and ending single moves: what each reserves, and what it gives back.
+
+The call that emits an instruction also marks the frames, the reader and the target: a decision that is
+not in the state would be made twice.
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import Block, Copy, CopyState, Index, pack_frames
+from flexkv_py.core.frames import PAGE_BYTES
+from flexkv_py.core.links import settle
+from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
+from flexkv_py.core.state import State
+from flexkv_py.core.transfers import Transfer, TransferKind
+
+
+def frame_pages(index: Index) -> int:
+    """4 KiB pages of one frame of this index."""
+    assert index.spec is not None
+    return index.spec.frame_bytes // PAGE_BYTES
+
+
+def chunks_of(index: Index) -> int:
+    """Chunks, and so frames, of one block."""
+    assert index.spec is not None
+    return len(index.spec.chunk_bytes)
+
+
+def full_mask(index: Index) -> int:
+    """The mask of all chunks of a block."""
+    return (1 << chunks_of(index)) - 1
+
+
+def fill_dram(block: Block, frames: tuple[int, ...]) -> Copy:
+    """A FILLING DRAM copy in these frames."""
+    assert block.dram is None
+    copy = block.dram = Copy(block, Tier.DRAM, pack_frames(frames))
+    return copy
+
+
+def free_frames(state: State, copy: Copy) -> None:
+    """The copy's frames are named by nothing any more."""
+    assert copy.tier is Tier.DRAM
+    assert copy.readers == 0
+    state.frames.give(frame_pages(copy.block.index), copy.frames)
+
+
+def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
+    """A reader less; the last one puts the copy back into its order, or lets it go."""
+    assert copy.readers > 0
+    copy.readers -= 1
+    if copy.readers:
+        return
+    if copy.state is CopyState.DROPPED:
+        if copy.tier is Tier.DRAM:
+            del state.dropped[copy]
+            free_frames(state, copy)
+        else:
+            drop_record(state, copy)
+    elif copy.state is CopyState.READY:
+        if copy.block.index.closed:
+            evict(state, copy, "the namespace was reset")
+        else:
+            state.levels[copy.tier].put(copy, cold=cold or not copy.block.linked)
+
+
+def evict(state: State, copy: Copy, why: str) -> None:
+    """Drop a READY copy that nothing reads."""
+    assert copy.state is CopyState.READY
+    assert copy.readers == 0
+    if copy.queue is not None:
+        state.levels[copy.tier].take_out(copy)
+    block = copy.block
+    state.tell(block.key, "evict", copy.tier, why)
+    state.count("evictions", copy.tier.name.lower())
+    if copy.tier is Tier.DRAM:
+        block.dram = None
+        free_frames(state, copy)
+        settle(state, block)
+    else:
+        lose_record(state, copy)
+
+
+def lose_record(state: State, copy: Copy) -> None:
+    """A copy below DRAM is no copy any more; its record is dropped once nothing reads it.
+
+    It stays attached, DROPPED, until the tier has let go of it: an S3 object has one name, and a
+    delete still on its way would otherwise take a new object with it.
+    """
+    assert copy.tier is not Tier.DRAM
+    assert copy.state is CopyState.READY
+    if copy.queue is not None:
+        state.levels[copy.tier].take_out(copy)
+    copy.state = CopyState.DROPPED
+    if copy.readers == 0:
+        drop_record(state, copy)
+    settle(state, copy.block)
+
+
+def drop_record(state: State, copy: Copy) -> None:
+    """Hand the record of a DROPPED copy to its tier for dropping."""
+    assert copy.state is CopyState.DROPPED
+    level, block = state.levels[copy.tier], copy.block
+    level.dropping_bytes += block.index.record_bytes
+    transfer = state.new_transfer(Transfer(state.next_transfer_id(), TransferKind.DROP, block, copy))
+    state.out.append(
+        StartMove(transfer.id, MoveKind.DROP, copy.tier, block.name, copy.location, (), (), Priority.WRITE_BEHIND, 0)
+    )
+
+
+def start_promotion(state: State, block: Block, source: Copy, frames: tuple[int, ...], priority: Priority) -> Copy:
+    """Read a whole block from below into these frames."""
+    copy = fill_dram(block, frames)
+    start_reading(state, copy, source, priority)
+    return copy
+
+
+def start_reading(state: State, copy: Copy, source: Copy, priority: Priority) -> None:
+    """Fill a DRAM copy from a record; also the second try from another tier."""
+    assert copy.state is CopyState.FILLING
+    assert copy.present == 0
+    assert source.state is CopyState.READY
+    block, spec = copy.block, copy.block.index.spec
+    assert spec is not None
+    state.pin(source)
+    transfer = Transfer(state.next_transfer_id(), TransferKind.PROMOTE, block, copy, source)
+    state.new_transfer(transfer)
+    state.promotions += 1
+    state.out.append(
+        StartMove(
+            transfer.id,
+            MoveKind.PROMOTE,
+            source.tier,
+            block.name,
+            source.location,
+            copy.frames,
+            spec.chunk_bytes,
+            priority,
+            0,
+        )
+    )
+
+
+def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -> Copy:
+    """Write a whole block from its READY DRAM copy into a lower tier."""
+    source, level, spec = block.dram, state.levels[tier], block.index.spec
+    assert source is not None
+    assert source.state is CopyState.READY
+    assert block.copy_in(tier) is None
+    assert spec is not None
+    state.pin(source)
+    target = Copy(block, tier, 0)
+    block.set_copy(tier, target)
+    level.used_bytes += block.index.record_bytes
+    level.writes += 1
+    transfer = Transfer(state.next_transfer_id(), TransferKind.DEMOTE, block, source, target, uses=block.uses)
+    state.new_transfer(transfer)
+    state.out.append(
+        StartMove(
+            transfer.id,
+            MoveKind.DEMOTE,
+            tier,
+            block.name,
+            0,
+            source.frames,
+            spec.chunk_bytes,
+            priority,
+            0,
+        )
+    )
+    return target

@@ -1,0 +1,77 @@
+"""Pure choices: may this copy go, must it be written first, where to, and where to read from."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
+from flexkv_py.core.messages import Tier
+from flexkv_py.core.state import Level, State
+
+
+class Verdict(Enum):
+    """What stands between a cold copy and its eviction."""
+
+    COVERED = "also below"
+    REFUSED = "admission refused it below"
+    NO_TIER = "no tier below takes it"
+    FAULTS = "its demotions failed"
+    WRITE = "must be written below first"
+    HELD = "held by a lease and nowhere else"
+
+    @property
+    def may_go(self) -> bool:
+        return self is not Verdict.WRITE and self is not Verdict.HELD
+
+
+def judge(state: State, copy: Copy) -> Verdict:
+    """May this READY, unpinned copy be evicted?"""
+    block = copy.block
+    if is_below(block, copy.tier):
+        return Verdict.COVERED
+    accepts = any(level.accepts for level in state.below if level.tier > copy.tier)
+    alone = not any(other is not copy and other.state is CopyState.READY for other in block.copies())
+    if block.holds and alone:
+        return Verdict.WRITE if accepts else Verdict.HELD
+    if block.rule is Rule.NEVER:
+        return Verdict.REFUSED
+    if not accepts:
+        return Verdict.NO_TIER
+    if copy.tier is not Tier.DRAM and block.index.spec is None:
+        return Verdict.NO_TIER  # staging needs to know how the block is cut
+    if state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
+        return Verdict.FAULTS
+    return Verdict.WRITE if should_admit(state, block) else Verdict.REFUSED
+
+
+def should_admit(state: State, block: Block) -> bool:
+    """Does the admission rule let this block be written below?"""
+    if block.rule is Rule.ALWAYS or state.config.admission == "always":
+        return True
+    assert state.config.admission == "second-use"
+    return block.uses >= 2
+
+
+def is_below(block: Block, tier: Tier) -> bool:
+    """Whether a lower tier holds the block, whole and verified."""
+    ssd, s3 = block.ssd, block.s3
+    if s3 is not None and s3.state is CopyState.READY and tier < Tier.S3:
+        return True
+    return tier is Tier.DRAM and ssd is not None and ssd.state is CopyState.READY
+
+
+def source_below(state: State, block: Block, tier: Tier = Tier.DRAM) -> Copy | None:
+    """The fastest READY copy below `tier` whose own tier is up."""
+    for copy in (block.ssd, block.s3):
+        if copy is None or copy.state is not CopyState.READY:
+            continue
+        if copy.tier > tier and state.levels[copy.tier].up:
+            return copy
+    return None
+
+
+def write_may_start(state: State, level: Level) -> bool:
+    """Whether another demotion may be handed to this tier now."""
+    return (
+        level.accepts and level.writes < state.config.demotions_in_flight_max and level.pause_until_ns <= state.now_ns
+    )

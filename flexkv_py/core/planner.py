@@ -1,0 +1,255 @@
+"""The one door: `Planner.handle(event)` changes state and returns what is to be done.
+
+It is pure and synchronous: no clock, no chance, no I/O. Each event first gets its own handler, then
+`_pump` lets everything that waits try again, in the order of the links' priorities, every loop bounded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from flexkv_py.core.config import PlannerConfig
+from flexkv_py.core.demands import open_flush, pump_flushes, serve_demands
+from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
+from flexkv_py.core.links import relink_slice
+from flexkv_py.core.loading import on_load, serve_room_loads
+from flexkv_py.core.matching import let_go, on_match
+from flexkv_py.core.messages import (
+    BlocksFound,
+    ChunkLanded,
+    DrainStarted,
+    EndSession,
+    Event,
+    FlushAsked,
+    Instruction,
+    LeaseReleased,
+    LoadAsked,
+    MatchAsked,
+    NamespaceReset,
+    Outcome,
+    PrefetchAsked,
+    RequestDone,
+    SaveAsked,
+    SessionClosed,
+    SessionOpened,
+    StoryEvent,
+    TicketCancelled,
+    TicketKind,
+    Tier,
+    TierChanged,
+    TimePassed,
+    TransfersFinished,
+)
+from flexkv_py.core.recovery import introduce, namespace_blocks, on_blocks_found, on_reset, on_tier_changed, pump_resets
+from flexkv_py.core.room import clean_ahead
+from flexkv_py.core.saving import on_save, serve_room_saves, throttle_waiting
+from flexkv_py.core.sessions import Session, Ticket
+from flexkv_py.core.state import State
+from flexkv_py.core.tickets import end_session_tickets, finish_ticket, open_ticket, refuse
+from flexkv_py.errors import ErrorCode
+from flexkv_py.keys import BlockKey
+
+TIMERS_PER_EVENT_MAX = 1024
+
+
+class Planner:
+    """All state of the cache, and every decision about it."""
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self.state = State(config)
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            SessionOpened: self._on_session_opened,
+            SessionClosed: self._on_session_closed,
+            MatchAsked: self._on_match,
+            LoadAsked: self._on_load,
+            PrefetchAsked: self._on_load,
+            SaveAsked: self._on_save,
+            FlushAsked: self._on_flush,
+            TicketCancelled: self._on_cancelled,
+            LeaseReleased: self._on_released,
+            NamespaceReset: self._on_reset,
+            ChunkLanded: self._on_chunk_landed,
+            TransfersFinished: self._on_transfers_finished,
+            BlocksFound: self._on_blocks_found,
+            TierChanged: self._on_tier_changed,
+            DrainStarted: self._on_drain,
+            TimePassed: self._on_time,
+        }
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event, give all instructions it leads to. Never fails on a legal event."""
+        state = self.state
+        assert event.now_ns >= state.now_ns, "time went backwards"
+        state.now_ns = event.now_ns
+        self._handlers[type(event)](event)
+        self._pump()
+        out, state.out = state.out, []
+        return out
+
+    def next_deadline_ns(self) -> int | None:
+        """When `TimePassed` is due, unless another event comes first."""
+        state = self.state
+        slices_left = (
+            bool(state.relink)
+            or any(reset.left for reset in state.resets)
+            or any(flush.hungry(state.config.flush_in_flight_max) for flush in state.flushes.values())
+        )
+        if slices_left:
+            return state.now_ns
+        return state.timers[0][0] if state.timers else None
+
+    def story(self, key: BlockKey) -> list[StoryEvent]:
+        """What happened to this block, oldest first, as far back as the ring reaches."""
+        return self.state.story.of(key)
+
+    @property
+    def counters(self) -> dict[tuple[str, str], int]:
+        """Running totals by (name, label)."""
+        return self.state.counters
+
+    def snapshot(self) -> dict[str, Any]:
+        """Facts for people and metrics; O(tiers)."""
+        state = self.state
+        frames = state.frames
+        tiers: dict[str, dict[str, Any]] = {}
+        for tier, level in state.levels.items():
+            dram = tier is Tier.DRAM
+            tiers[tier.name.lower()] = {
+                "up": level.up,
+                "down_reason": level.down_reason,
+                "used_bytes": frames.used_pages * 4096 if dram else level.used_bytes,
+                "capacity_bytes": frames.total_pages * 4096 if dram else level.capacity_bytes,
+                "evictable_blocks": level.policy.count + level.reclaimable.count,
+                "reclaimable_blocks": level.reclaimable.count,
+                "writes_in_flight": level.writes,
+            }
+        return {
+            "tiers": tiers,
+            "blocks": sum(len(index.blocks) for index in state.indexes.values()),
+            "indexes": len(state.indexes),
+            "sessions": len(state.sessions),
+            "tickets": len(state.tickets),
+            "leases": len(state.lease_owner),
+            "transfers": len(state.transfers),
+            "promotions_in_flight": state.promotions,
+            "loads_waiting": len(state.room_loads),
+            "saves_waiting": len(state.room_saves),
+            "demands_waiting": sum(len(waiting) for waiting in state.demands.values()),
+            "draining": state.draining,
+        }
+
+    def _pump(self) -> None:
+        state = self.state
+        if state.relink:
+            relink_slice(state)
+        if state.resets:
+            pump_resets(state)
+        if state.room_loads:
+            serve_room_loads(state)
+        serve_demands(state)
+        if state.flushes:
+            pump_flushes(state)
+            serve_demands(state)
+        if state.room_saves:
+            serve_room_saves(state)
+        if state.below:
+            clean_ahead(state)
+        if state.timers and state.timers[0][0] <= state.now_ns:
+            self._expire()
+
+    def _expire(self) -> None:
+        state = self.state
+        for _ in range(TIMERS_PER_EVENT_MAX):
+            if not state.timers or state.timers[0][0] > state.now_ns:
+                return
+            _, _, kind, subject = heapq.heappop(state.timers)
+            if kind == "ticket" and subject in state.tickets:
+                ticket = state.tickets[subject]
+                throttle_waiting(state, ticket)
+                if not ticket.over:
+                    finish_ticket(state, ticket, Outcome.LATE, "the deadline passed")
+            elif kind == "lease" and subject in state.lease_owner:
+                session = state.sessions[state.lease_owner[subject]]
+                let_go(state, session, session.leases[subject])
+
+    def _on_session_opened(self, event: SessionOpened) -> None:
+        state = self.state
+        if len(state.sessions) >= state.config.sessions_max:
+            why = f"{state.config.sessions_max} sessions are open (sessions_max): close some, or raise the limit"
+            refuse(state, event.session, 0, 0, ErrorCode.LIMIT_EXCEEDED, why)
+            return
+        assert event.session not in state.sessions
+        state.sessions[event.session] = Session(event.session, event.namespace.digest, event.shard, event.namespace)
+        introduce(state.index(event.namespace.digest, event.shard), event.namespace)
+
+    def _on_session_closed(self, event: SessionClosed) -> None:
+        state = self.state
+        session = state.sessions.get(event.session)
+        if session is not None:
+            end_session_tickets(state, session)
+            for lease in list(session.leases.values()):
+                let_go(state, session, lease)
+            del state.sessions[event.session]
+        state.out.append(EndSession(event.session))
+
+    def _on_match(self, event: MatchAsked) -> None:
+        on_match(self.state, event, self.state.sessions[event.session])
+
+    def _on_load(self, event: LoadAsked | PrefetchAsked) -> None:
+        on_load(self.state, event, self._session(event.session))
+
+    def _on_save(self, event: SaveAsked) -> None:
+        on_save(self.state, event, self._session(event.session))
+
+    def _session(self, number: int) -> Session:
+        session = self.state.sessions[number]
+        introduce(self.state.index(session.namespace, session.shard), session.spec)
+        return session
+
+    def _on_flush(self, event: FlushAsked) -> None:
+        state = self.state
+        if event.to_tier not in state.demands:
+            why = f"flush to {event.to_tier.name.lower()}: this daemon has no such tier below DRAM"
+            refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
+            return
+        ticket = Ticket(event.ticket, event.session, TicketKind.FLUSH, [], None, event.deadline_ns, [], 0)
+        if open_ticket(state, ticket):
+            open_flush(state, ticket, event.to_tier, namespace_blocks(state, event.namespace))
+
+    def _on_cancelled(self, event: TicketCancelled) -> None:
+        ticket = self.state.tickets.get(event.ticket)
+        if ticket is not None and ticket.session == event.session:
+            finish_ticket(self.state, ticket, Outcome.CANCELLED, "cancelled")
+
+    def _on_released(self, event: LeaseReleased) -> None:
+        session = self.state.sessions[event.session]
+        lease = session.leases.get(event.lease)
+        if lease is None:
+            why = f"lease {event.lease} is not held by this session: it was released, or its time ran out"
+            refuse(self.state, event.session, event.request, 0, ErrorCode.UNKNOWN_LEASE, why)
+            return
+        let_go(self.state, session, lease)
+        self.state.out.append(RequestDone(event.session, event.request))
+
+    def _on_reset(self, event: NamespaceReset) -> None:
+        on_reset(self.state, event)
+
+    def _on_chunk_landed(self, event: ChunkLanded) -> None:
+        on_chunk_landed(self.state, event)
+
+    def _on_transfers_finished(self, event: TransfersFinished) -> None:
+        on_transfers_finished(self.state, event)
+
+    def _on_blocks_found(self, event: BlocksFound) -> None:
+        on_blocks_found(self.state, event)
+
+    def _on_tier_changed(self, event: TierChanged) -> None:
+        on_tier_changed(self.state, event)
+
+    def _on_drain(self, _: DrainStarted) -> None:
+        self.state.draining = True
+
+    def _on_time(self, _: TimePassed) -> None:
+        """Deadlines are looked at after every event."""

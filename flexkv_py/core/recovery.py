@@ -1,0 +1,103 @@
+"""Indexes as wholes: what a tier still has at start, what a reset forgets, tiers that come and go."""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.links import settle
+from flexkv_py.core.messages import BlocksFound, NamespaceReset, NamespaceSpec, RequestDone, Tier, TierChanged
+from flexkv_py.core.moves import evict, full_mask
+from flexkv_py.core.room import make_room
+from flexkv_py.core.state import State
+from flexkv_py.core.transfers import Reset
+from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_py.keys import NamespaceDigest
+
+RESET_BLOCKS_PER_EVENT_MAX = 256
+
+
+def introduce(index: Index, spec: NamespaceSpec) -> None:
+    """The first session of a namespace says how its blocks are cut."""
+    if index.spec is None:
+        index.spec = spec
+        index.record_bytes = index.record_bytes or ALIGN_BYTES + spec.block_bytes
+
+
+def on_blocks_found(state: State, event: BlocksFound) -> None:
+    """Records met at start become READY copies; what cannot be ours is dropped."""
+    index = state.index(event.namespace, event.shard)
+    level = state.levels[event.tier]
+    if index.spec is None and event.chunk_bytes:
+        introduce(index, NamespaceSpec(event.namespace, event.chunk_bytes))
+    index.record_bytes = index.record_bytes or event.record_bytes
+    foreign = event.record_bytes != index.record_bytes
+    for found in event.blocks:
+        block = index.blocks.get(found.key)
+        if block is not None and block.copy_in(event.tier) is not None:
+            if event.tier is Tier.SSD:
+                state.count("faults", "ssd_duplicate")
+            continue
+        if foreign or (block is not None and block.parent != found.parent):
+            state.count("faults", f"{event.tier.name.lower()}_foreign")
+            continue
+        if block is None:
+            block = index.add(found.key, found.parent)
+        copy = Copy(block, event.tier, found.location)
+        copy.state = CopyState.READY
+        copy.present = full_mask(index) if index.spec is not None else 0
+        block.set_copy(event.tier, copy)
+        level.used_bytes += index.record_bytes
+        level.put(copy)
+        settle(state, block)
+    state.count("found", event.tier.name.lower(), len(event.blocks))
+    if level.capacity_bytes and level.used_bytes > level.capacity_bytes:
+        make_room(state, level, index)
+
+
+def on_reset(state: State, event: NamespaceReset) -> None:
+    """Close the namespace's indexes at once; their copies go in bounded slices."""
+    indexes = [state.indexes.pop(at) for at in list(state.indexes) if at[0] == event.namespace]
+    reset = Reset(event.session, event.request, indexes)
+    for index in indexes:
+        index.closed = True
+        reset.left.extend(index.blocks.values())
+    state.resets.append(reset)
+
+
+def pump_resets(state: State) -> None:
+    """Let go of what nothing reads; the rest goes when its transfers end. Answer when all is gone."""
+    for reset in list(state.resets):
+        for _ in range(RESET_BLOCKS_PER_EVENT_MAX):
+            if not reset.left:
+                break
+            _forget(state, reset.left.pop())
+        if not reset.left and not any(index.blocks for index in reset.indexes):
+            state.resets.remove(reset)
+            if reset.session in state.sessions:
+                state.out.append(RequestDone(reset.session, reset.request))
+
+
+def _forget(state: State, block: Block) -> None:
+    for copy in block.copies():
+        if copy.state is CopyState.READY and copy.readers == 0:
+            evict(state, copy, "the namespace was reset")
+
+
+def on_tier_changed(state: State, event: TierChanged) -> None:
+    """A tier that is down serves nothing and counts as no place to go, but keeps its copies."""
+    level = state.levels[event.tier]
+    if level.up == event.up:
+        return
+    level.up, level.down_reason = event.up, event.reason
+    level.faults_in_row = 0
+    level.pause_until_ns = 0
+    state.count("tier_changes", f"{event.tier.name.lower()}_{'up' if event.up else 'down'}")
+
+
+def namespace_blocks(state: State, namespace: NamespaceDigest | None) -> list[Block]:
+    """A snapshot of all blocks of a namespace (None: of all)."""
+    return [
+        block
+        for (digest, _), index in state.indexes.items()
+        if namespace is None or digest == namespace
+        for block in index.blocks.values()
+    ]

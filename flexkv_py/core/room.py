@@ -1,0 +1,196 @@
+"""Making room: frames for a fill, bytes for a record, and the clean-ahead that keeps both cheap.
+
+Room is made where it is needed, when it is needed. Every loop here is bounded, so the cost of one
+eviction does not depend on how many candidates there are.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from flexkv_py.core.blocks import Block, Copy, Index
+from flexkv_py.core.messages import Priority, Tier
+from flexkv_py.core.moves import chunks_of, evict, frame_pages, start_demotion, unpin
+from flexkv_py.core.placement import Verdict, is_below, judge, write_may_start
+from flexkv_py.core.state import Level, State
+from flexkv_py.core.transfers import Demand
+
+VICTIMS_PER_TAKE_MAX = 64
+VICTIM_SCAN_MAX = 8
+CLEAN_PER_EVENT_MAX = 64
+RESERVE_SHARE_MAX = 0.1
+
+
+class Room(Enum):
+    """Is there room for one more record?"""
+
+    NOW = 1
+    SOON = 2
+    """When the drops under way have ended."""
+    NONE = 3
+    """Everything in the tier must first be written further down."""
+
+
+def take_frames(state: State, index: Index) -> tuple[int, ...] | None:
+    """Frames for one block of this index, evicting what may go; None when nothing may go now."""
+    pages, count = frame_pages(index), chunks_of(index)
+    for _ in range(VICTIMS_PER_TAKE_MAX):
+        frames = state.frames.take(pages, count)
+        if frames is not None:
+            return frames
+        victim, verdict = _victim(state)
+        if victim is None:
+            break
+        if frame_pages(victim.block.index) != pages:
+            state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
+        evict(state, victim, verdict.value)
+    return None
+
+
+def ever_fits(state: State, index: Index) -> bool:
+    """Whether the arena could hold one block of this index at all."""
+    return state.frames.fits(frame_pages(index), chunks_of(index))
+
+
+def _victim(state: State) -> tuple[Copy | None, Verdict]:
+    """The coldest DRAM copy that may go; what must be written first is set on its way down."""
+    reclaimable = state.dram.reclaimable.oldest
+    if reclaimable is not None and (verdict := judge(state, reclaimable)).may_go:
+        return reclaimable, verdict
+    for _ in range(VICTIM_SCAN_MAX):
+        copy = reclaimable or state.dram.policy.coldest()
+        reclaimable = None
+        if copy is None:
+            break
+        verdict = judge(state, copy)
+        if verdict.may_go:
+            return copy, verdict
+        if verdict is Verdict.HELD:
+            state.touch(copy)  # out of the way of the scan until its lease ends
+        elif not demote(state, copy.block, Priority.DEMOTION):
+            break
+    return None, Verdict.WRITE
+
+
+def demote(state: State, block: Block, priority: Priority) -> bool:
+    """Write a DRAM block to the next tier down; False when that must wait.
+
+    A tier that is full of blocks not yet further down is passed by, or DRAM would wait for the staging
+    that itself needs DRAM.
+    """
+    for level in state.below:
+        if not level.accepts:
+            continue
+        room = make_room(state, level, block.index)
+        if room is Room.NONE:
+            continue
+        if room is Room.SOON or not write_may_start(state, level) or block.copy_in(level.tier) is not None:
+            return False
+        start_demotion(state, block, level.tier, priority)
+        state.tell(block.key, "demote", level.tier)
+        return True
+    return False
+
+
+def make_room(state: State, level: Level, index: Index) -> Room:
+    """Whether one more record fits this tier; starts drops when it does not."""
+    if not level.capacity_bytes or level.used_bytes + index.record_bytes <= level.capacity_bytes:
+        return Room.NOW
+    target = level.capacity_bytes - index.record_bytes
+    _drop_until(state, level, target)
+    return Room.SOON if level.used_bytes - level.dropping_bytes <= target else Room.NONE
+
+
+def _drop_until(state: State, level: Level, target_bytes: int) -> None:
+    """Drop the coldest records until, once the drops have ended, at most `target_bytes` are used."""
+    for _ in range(VICTIM_SCAN_MAX):
+        if level.used_bytes - level.dropping_bytes <= target_bytes:
+            return
+        copy = level.reclaimable.oldest or level.policy.coldest()
+        if copy is None:
+            return
+        verdict = judge(state, copy)
+        if verdict.may_go:
+            evict(state, copy, verdict.value)
+        elif verdict is Verdict.HELD:
+            state.touch(copy)
+        elif not stage_down(state, copy):
+            return
+
+
+def stage_down(state: State, copy: Copy) -> bool:
+    """Set an SSD copy aside and ask for its block in S3; False when enough are on their way."""
+    waiting = state.demands[Tier.S3]
+    if len(waiting) + state.levels[Tier.S3].writes >= state.config.demotions_in_flight_max:
+        return False
+    state.pin(copy)
+    copy.block.holds += 1
+    waiting.append(Demand(copy.block, Tier.S3, None, 0, staged=copy))
+    return True
+
+
+def clean_ahead(state: State) -> None:
+    """Keep a share of DRAM, and of SSD above S3, free or ready to be dropped at once."""
+    if not state.below:
+        return
+    frames, dram = state.frames, state.dram
+    goal = state.config.clean_ahead * frames.total_pages
+    for _ in range(CLEAN_PER_EVENT_MAX):
+        copy = dram.policy.coldest()
+        if copy is None:
+            break
+        pages = frame_pages(copy.block.index) * chunks_of(copy.block.index)
+        on_their_way = dram.reclaimable.count + sum(level.writes for level in state.below)
+        if frames.total_pages - frames.used_pages + on_their_way * pages >= goal:
+            break
+        if not _clean(state, dram, copy):
+            break
+    ssd = state.levels.get(Tier.SSD)
+    if ssd is not None:
+        _clean_ssd(state, ssd)
+
+
+def _clean_ssd(state: State, ssd: Level) -> None:
+    """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
+    copy = ssd.reclaimable.oldest or ssd.policy.coldest()
+    if copy is None:
+        return
+    record = copy.block.index.record_bytes
+    reserve = min(RESERVE_SHARE_MAX * ssd.capacity_bytes, state.config.demotions_in_flight_max * record)
+    _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
+    if Tier.S3 not in state.levels:
+        return
+    goal = state.config.clean_ahead * ssd.capacity_bytes
+    for _ in range(CLEAN_PER_EVENT_MAX):
+        copy = ssd.policy.coldest()
+        if copy is None or ssd.capacity_bytes - ssd.used_bytes + ssd.reclaimable.count * record >= goal:
+            break
+        if not _clean(state, ssd, copy):
+            break
+
+
+def _clean(state: State, level: Level, copy: Copy) -> bool:
+    """Make the coldest copy reclaimable, or set it on its way down; False when that must wait."""
+    verdict = judge(state, copy)
+    if verdict.may_go:
+        level.take_out(copy)
+        level.reclaimable.push_newest(copy)
+        if verdict is not Verdict.COVERED:
+            state.tell(copy.block.key, "not demoted", copy.tier, verdict.value)
+        return True
+    if verdict is Verdict.HELD:
+        return False
+    if level.tier is Tier.DRAM:
+        return demote(state, copy.block, Priority.DEMOTION)
+    return stage_down(state, copy)
+
+
+def back_to_order(state: State, copy: Copy, *, still_cold: bool) -> None:
+    """A copy whose write below has ended goes back: reclaimable if it is covered and was not used meanwhile."""
+    assert copy.readers > 0
+    copy.readers -= 1
+    if copy.readers == 0 and still_cold and is_below(copy.block, copy.tier) and not copy.block.index.closed:
+        state.levels[copy.tier].reclaimable.push_newest(copy)
+        return
+    copy.readers += 1
+    unpin(state, copy, cold=still_cold)

@@ -1,0 +1,147 @@
+"""Everything the planner knows, and the few primitive changes all flows share.
+
+Only `Planner.handle` reaches this, through the flow modules. `out` collects the instructions of the
+event being handled.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+
+from flexkv_py.core.blocks import Block, Copy, CopyList, Index
+from flexkv_py.core.config import PlannerConfig
+from flexkv_py.core.frames import FramePool
+from flexkv_py.core.messages import Instruction, Tier
+from flexkv_py.core.policies import POLICIES
+from flexkv_py.core.sessions import Session, Ticket
+from flexkv_py.core.story import Story
+from flexkv_py.core.transfers import Demand, Flush, Reset, Transfer
+from flexkv_py.keys import BlockKey, NamespaceDigest
+
+WRITE_PAUSE_NS_MIN = 50_000_000
+WRITE_PAUSE_NS_MAX = 5_000_000_000
+WRITE_FAULTS_IN_ROW_MAX = 3
+
+
+class Level:
+    """One tier's room and order.
+
+    READY, unpinned copies stand in exactly one of two orders: `reclaimable` has those that may go at
+    once (also below, or refused there), oldest first, all of them colder than anything in `policy`.
+    """
+
+    def __init__(self, tier: Tier, capacity_bytes: int, policy: str) -> None:
+        self.tier = tier
+        self.capacity_bytes = capacity_bytes  # 0 = no limit of ours
+        self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
+        self.dropping_bytes = 0
+        self.policy = POLICIES[policy]()
+        self.reclaimable = CopyList()
+        self.up = True
+        self.down_reason = ""
+        self.writes = 0  # demotions into this tier in flight
+        self.faults_in_row = 0
+        self.pause_until_ns = 0
+
+    @property
+    def accepts(self) -> bool:
+        """Whether blocks may count on this tier as their next place down."""
+        return self.up and self.faults_in_row < WRITE_FAULTS_IN_ROW_MAX
+
+    def put(self, copy: Copy, *, cold: bool = False) -> None:
+        if cold:
+            self.policy.cool(copy)
+        else:
+            self.policy.add(copy)
+
+    def take_out(self, copy: Copy) -> None:
+        if copy.queue is self.reclaimable:
+            self.reclaimable.remove(copy)
+        else:
+            self.policy.remove(copy)
+
+    def wrote(self, *, fault: bool, now_ns: int) -> None:
+        """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
+        self.writes -= 1
+        assert self.writes >= 0
+        if not fault:
+            self.faults_in_row = 0
+            return
+        self.faults_in_row += 1
+        pause = min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
+        self.pause_until_ns = now_ns + pause
+
+
+class State:
+    """See the module's docstring."""
+
+    def __init__(self, config: PlannerConfig) -> None:
+        self.config = config
+        self.now_ns = 0
+        self.out: list[Instruction] = []
+        self.indexes: dict[tuple[NamespaceDigest, int], Index] = {}
+        self.resets: list[Reset] = []
+        self.frames = FramePool(config.segment_bytes, config.dram_segments)
+        capacities = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}
+        self.levels = {tier: Level(tier, capacities[tier], config.policy) for tier in config.tiers}
+        self.dram = self.levels[Tier.DRAM]
+        self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
+        self.transfers: dict[int, Transfer] = {}
+        self.transfers_made = 0
+        self.promotions = 0
+        self.dropped: dict[Copy, None] = {}  # failed fills whose frames a load is still reading
+        self.sessions: dict[int, Session] = {}
+        self.leases_made = 0
+        self.lease_owner: dict[int, int] = {}
+        self.tickets: dict[int, Ticket] = {}
+        self.room_loads: deque[tuple[Ticket, int]] = deque()
+        self.room_saves: deque[tuple[Ticket, int]] = deque()
+        self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
+        self.flushes: dict[int, Flush] = {}
+        self.relink: deque[Iterator[Block]] = deque()  # children whose parent's link changed
+        self.demotion_faults: dict[Block, int] = {}
+        self.timers: list[tuple[int, int, str, int]] = []
+        self.timers_made = 0
+        self.story = Story(config.story_events_max)
+        self.counters: dict[tuple[str, str], int] = {}
+        self.draining = False
+
+    def index(self, namespace: NamespaceDigest, shard: int) -> Index:
+        index = self.indexes.get((namespace, shard))
+        if index is None:
+            index = self.indexes[namespace, shard] = Index(namespace, shard)
+        return index
+
+    def tell(self, key: BlockKey, what: str, tier: Tier, detail: str = "") -> None:
+        self.story.tell(self.now_ns, key, what, tier, detail)
+
+    def count(self, name: str, label: str, amount: int = 1) -> None:
+        at = (name, label)
+        self.counters[at] = self.counters.get(at, 0) + amount
+
+    def wake_at(self, when_ns: int, kind: str, subject: int) -> None:
+        self.timers_made += 1
+        heapq.heappush(self.timers, (when_ns, self.timers_made, kind, subject))
+
+    def pin(self, copy: Copy) -> None:
+        """A reader more; a pinned copy stands in no order."""
+        if copy.queue is not None:
+            self.levels[copy.tier].take_out(copy)
+        copy.readers += 1
+
+    def touch(self, copy: Copy) -> None:
+        """The copy was just used."""
+        if copy.queue is not None:
+            level = self.levels[copy.tier]
+            level.take_out(copy)
+            level.policy.add(copy)
+
+    def new_transfer(self, transfer: Transfer) -> Transfer:
+        self.transfers[transfer.id] = transfer
+        return transfer
+
+    def next_transfer_id(self) -> int:
+        self.transfers_made += 1
+        return self.transfers_made

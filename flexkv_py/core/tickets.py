@@ -1,0 +1,98 @@
+"""Outcomes of tickets: one per key, told once, when the last is known or nobody waits any more."""
+
+from __future__ import annotations
+
+from flexkv_py.core.messages import Outcome, RequestRefused, TicketFinished, TicketKind, Tier
+from flexkv_py.core.sessions import Session, Ticket
+from flexkv_py.core.state import State
+from flexkv_py.errors import ErrorCode
+
+
+def open_ticket(state: State, ticket: Ticket) -> bool:
+    """Enter a ticket into its session's and the planner's tables, or refuse it with a code."""
+    session = state.sessions.get(ticket.session)
+    if state.draining and ticket.kind is not TicketKind.FLUSH:
+        refuse(state, ticket.session, 0, ticket.id, ErrorCode.DRAINING, "the daemon drains: it admits nothing new")
+        return False
+    if session is not None:
+        if len(session.tickets) >= state.config.tickets_per_session_max:
+            limit = state.config.tickets_per_session_max
+            why = f"this session has {limit} tickets running (tickets_per_session_max): wait for some to end"
+            refuse(state, ticket.session, 0, ticket.id, ErrorCode.LIMIT_EXCEEDED, why)
+            return False
+        session.tickets[ticket.id] = ticket
+    assert ticket.id not in state.tickets
+    state.tickets[ticket.id] = ticket
+    if ticket.deadline_ns:
+        state.wake_at(ticket.deadline_ns, "ticket", ticket.id)
+    if not ticket.keys and ticket.kind is not TicketKind.FLUSH:
+        finish_ticket(state, ticket, Outcome.MISS)
+        return False
+    return True
+
+
+def settle_key(state: State, ticket: Ticket, position: int, outcome: Outcome, tier: int = 0) -> None:
+    """One key's outcome is known; the last one ends the ticket. The first outcome stands."""
+    if ticket.over or ticket.outcomes[position] is not None:
+        return
+    ticket.outcomes[position] = outcome
+    ticket.tiers[position] = tier
+    ticket.open -= 1
+    assert ticket.open >= 0
+    if ticket.open == 0:
+        finish_ticket(state, ticket, Outcome.FAILED)
+
+
+def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "", *, tell: bool = True) -> None:
+    """End a ticket; keys without an outcome get `rest`. Copies in flight run to their end."""
+    assert not ticket.over
+    ticket.over = True
+    outcomes = [rest if outcome is None else outcome for outcome in ticket.outcomes]
+    del state.tickets[ticket.id]
+    session = state.sessions.get(ticket.session)
+    if session is not None:
+        del session.tickets[ticket.id]
+    _count(state, ticket, outcomes)
+    if ticket.kind is TicketKind.SAVE and Outcome.PRESENT in outcomes:
+        _touch_tail_first(state, ticket)
+    if not tell:
+        return
+    retry = state.config.retry_after_ns if Outcome.THROTTLED in outcomes else 0
+    text = detail or ticket.detail
+    finished = TicketFinished(
+        ticket.session, ticket.id, ticket.kind, outcomes, text, retry, ticket.stored, bytes(ticket.tiers)
+    )
+    state.out.append(finished)
+
+
+def end_session_tickets(state: State, session: Session) -> None:
+    """Nobody is left to tell: tickets end in silence."""
+    for ticket in list(session.tickets.values()):
+        finish_ticket(state, ticket, Outcome.CANCELLED, tell=False)
+
+
+def refuse(state: State, session: int, request: int, ticket: int, code: ErrorCode, message: str) -> None:
+    """Answer a request with a coded error."""
+    state.count("refused_requests", code.value)
+    state.out.append(RequestRefused(session, request, ticket, code, message, 0))
+
+
+def _count(state: State, ticket: Ticket, outcomes: list[Outcome]) -> None:
+    kind = ticket.kind.value
+    for outcome in set(outcomes):
+        state.count(f"{kind}_keys", outcome.value, outcomes.count(outcome))
+    if ticket.kind is TicketKind.LOAD:
+        for tier in set(ticket.tiers):
+            if tier:
+                state.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))
+
+
+def _touch_tail_first(state: State, ticket: Ticket) -> None:
+    """The head of a chain is needed by every longer chain, so it must stay longest: touch it last."""
+    assert ticket.index is not None
+    blocks = ticket.index.blocks
+    for key in reversed(ticket.keys):
+        block = blocks.get(key)
+        if block is not None and block.linked:
+            for copy in block.copies():
+                state.touch(copy)

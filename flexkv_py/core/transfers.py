@@ -1,0 +1,110 @@
+"""What is in flight, and who waits for it.
+
+A transfer names one block and holds what it needs for as long as it runs: frames, a reader on its
+source, a FILLING target. It always runs to its end; nobody wanting it any more is a count of zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from flexkv_py.core.blocks import Block, Copy, Index
+from flexkv_py.core.messages import Tier
+from flexkv_py.core.sessions import Ticket
+
+
+class TransferKind(Enum):
+    """Load and save touch a worker; the others move between tiers."""
+
+    LOAD = 1
+    SAVE = 2
+    PROMOTE = 3
+    DEMOTE = 4
+    DROP = 5
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One row of the ledger. `copy` is what is read (load, demote, drop) or filled (save, promote)."""
+
+    id: int
+    kind: TransferKind
+    block: Block
+    copy: Copy
+    other: Copy | None = None
+    """PROMOTE: the source below; DEMOTE: the target below."""
+    ticket: Ticket | None = None
+    position: int = 0
+    source: Tier = Tier.DRAM
+    """LOAD: the tier the block was in when it was asked for."""
+    todo: int = 0
+    """LOAD: mask of chunks not yet in the worker."""
+    handed: int = 0
+    """LOAD: mask of chunks given to the lanes."""
+    running: int = 0
+    """LOAD: copies handed out and not yet reported."""
+    failed: bool = False
+    uses: int = 0
+    """DEMOTE: the block's uses at the start; unchanged means it is still cold."""
+
+
+class WaitFor(Enum):
+    """What a waiter does when the copy it waits for is READY."""
+
+    LOAD = 1
+    PREFETCH = 2
+    PRESENT = 3
+    DEMAND = 4
+
+
+@dataclass(slots=True, eq=False)
+class Demand:
+    """A block that must get a copy in `tier`: an acknowledged save, a flush, or staging from SSD to S3.
+
+    It holds the block from its making to its end, so the block cannot be lost in between.
+    """
+
+    block: Block
+    tier: Tier
+    ticket: Ticket | None
+    position: int
+    flush: Flush | None = None
+    staged: Copy | None = None
+    """The SSD copy, set aside while it is staged down to S3."""
+
+
+@dataclass(slots=True, eq=False)
+class Flush:
+    """One running flush: what is left to look at, and how many demands are out."""
+
+    ticket: Ticket
+    tier: Tier
+    left: list[Block]
+    out: int = 0
+    failed: int = 0
+
+    def hungry(self, out_max: int) -> bool:
+        """Something can be done for it without waiting."""
+        return self.out < out_max if self.left else self.out == 0
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """Someone to tell when a FILLING copy ends."""
+
+    wait: WaitFor
+    ticket: Ticket | None = None
+    position: int = 0
+    transfer: Transfer | None = None
+    demand: Demand | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Reset:
+    """A namespace being forgotten: its closed indexes, and the blocks not yet looked at."""
+
+    session: int
+    request: int
+    indexes: list[Index]
+    left: list[Block] = field(default_factory=list)
