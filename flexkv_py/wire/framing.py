@@ -65,7 +65,7 @@ class FrameDecoder:
 
     def _checked(self, body_bytes: int) -> int:
         if body_bytes > self._body_bytes_max:
-            raise too_large(body_bytes, self._body_bytes_max)
+            raise _too_large(body_bytes, self._body_bytes_max)
         return body_bytes
 
 
@@ -73,12 +73,12 @@ def put_prefix(frame: bytearray) -> bytearray:
     """Write the length of the body that follows the first four bytes of `frame` into them."""
     body_bytes = len(frame) - PREFIX_BYTES
     if body_bytes > MESSAGE_BYTES_MAX:
-        raise too_large(body_bytes, MESSAGE_BYTES_MAX)
+        raise _too_large(body_bytes, MESSAGE_BYTES_MAX)
     frame[:PREFIX_BYTES] = body_bytes.to_bytes(PREFIX_BYTES, "little")
     return frame
 
 
-def too_large(body_bytes: int, body_bytes_max: int) -> FlexKVError:
+def _too_large(body_bytes: int, body_bytes_max: int) -> FlexKVError:
     return FlexKVError(
         ErrorCode.MESSAGE_TOO_LARGE,
         f"a message of {body_bytes} bytes is over the limit of {body_bytes_max}: send fewer keys per message, "
