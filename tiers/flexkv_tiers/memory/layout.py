@@ -98,13 +98,13 @@ def _check_window(geometry: Geometry, message: RegisterMemory) -> None:
 
 
 def _check_paged(geometry: Geometry, message: RegisterMemory) -> None:
-    expected = {(plane, layer) for plane in range(len(geometry.planes)) for layer in geometry.planes[plane].layers}
-    listed = {(entry.plane, entry.layer) for entry in message.layout}
-    if listed != expected or len(message.layout) != len(expected):
-        plane, layer = min(listed ^ expected, default=(message.layout[0].plane, message.layout[0].layer))
+    expected = sorted((index, layer) for index, plane in enumerate(geometry.planes) for layer in plane.layers)
+    listed = sorted((entry.plane, entry.layer) for entry in message.layout)
+    if listed != expected:
+        wrong = next((ours for ours, theirs in zip(expected, listed, strict=False) if ours != theirs), None)
         raise _refuse(
-            f"the layout must list every layer of every plane of the geometry exactly once ({len(expected)} entries, "
-            f"this one has {len(message.layout)}): see plane {plane}, layer {layer}"
+            f"the layout must list every layer of every plane of the geometry exactly once: {len(expected)} entries, "
+            f"this one has {len(listed)}" + ("" if wrong is None else f"; see plane {wrong[0]}, layer {wrong[1]}")
         )
     for entry in message.layout:
         _check_entry(geometry, message, entry)

@@ -36,6 +36,9 @@ class WorkerMemory:
         check_layout(geometry, message)
         check_sealed(descriptor, message.bytes)
         self._map = map_shared(descriptor, message.bytes)
+        # Views hang on this array, which holds the mapping's buffer. An array made over the mmap object
+        # itself would hold nothing, and closing would unmap the memory under a running copy.
+        self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._map, np.uint8)
         self.page_count = message.page_count
         self.pages_per_block = geometry.tokens_per_block // message.page_tokens
         self.strands: tuple[tuple[Strand, ...], ...] = chunk_strands(geometry, message)
@@ -68,15 +71,17 @@ class WorkerMemory:
 
         Raises TierFault(MEMORY) when they do not lie within the memory or it is closed.
         """
+        if self._bytes is None:
+            raise TierFault(Fault.MEMORY, "the worker's memory was unregistered")
         try:
             return np.ndarray(
                 (strand.layer_count, run.count, strand.page_bytes),
                 np.uint8,
-                self._map,
+                self._bytes,
                 strand.offset + run.first * strand.page_stride,
                 (strand.layer_stride, run.step * strand.page_stride, 1),
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise TierFault(Fault.MEMORY, f"the worker's memory cannot be reached: {error}") from error
 
     @property
@@ -84,5 +89,6 @@ class WorkerMemory:
         return self._map.closed
 
     def close(self) -> None:
-        """Unmap. Idempotent. Raises BufferError while a view is alive: fence the lanes first."""
+        """Unmap. Idempotent. Raises BufferError while a view is alive: fence the lanes, then close again."""
+        self._bytes = None
         self._map.close()
