@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
@@ -103,7 +103,7 @@ class S3Table:
     prefix: str = key(Kind.TEXT, "Every object's name starts with this.", "flexkv")
     endpoint_url: str = key(Kind.TEXT, "Server, for other than AWS; empty: AWS.", "")
     region: str = key(Kind.TEXT, "Region the requests are signed for; empty: boto3's own.", "")
-    addressing_style: str = key(
+    addressing_style: Literal["auto", "path", "virtual"] = key(
         Kind.TEXT, "Where the bucket's name goes in a URL.", "auto", choices=("auto", "path", "virtual")
     )
     ca_bundle: str = key(Kind.TEXT, "File of certificates to trust instead of the system's; empty: the system's.", "")

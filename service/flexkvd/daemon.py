@@ -37,7 +37,9 @@ async def serve(config: Config) -> int:
     async with AsyncExitStack() as stack:
         parts = await make_parts(config, stack)
         log.info("serves workers on %s", config.daemon.socket)
-        return await Daemon(config, parts).run()
+        daemon = Daemon(config, parts)
+        daemon.install_signals()
+        return await daemon.run()
 
 
 class Daemon:
@@ -58,7 +60,6 @@ class Daemon:
 
     async def run(self) -> int:
         """0 after a drain, 1 after a bug; raises the FlexKVError that made it stop."""
-        self._install_signals()
         try:
             self._start_background(read_token(self._config.api.token_file, "[api] token_file"))
             await self._stop.wait()
@@ -123,7 +124,8 @@ class Daemon:
 
     # ----------------------------------------------------------------- events
 
-    def _install_signals(self) -> None:
+    def install_signals(self) -> None:
+        """SIGTERM and SIGINT drain; only in a process of the daemon's own."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         self._loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: nothing can be reloaded yet, restart instead")

@@ -249,10 +249,9 @@ class Requests:
     def _key_run(self, raw: bytes) -> KeyRun:
         keys = KeyRun(raw)
         if not 1 <= len(keys) <= self._limits.keys_per_message_max:
-            raise FlexKVError(
-                ErrorCode.LIMIT_EXCEEDED if len(keys) else ErrorCode.BAD_ARGUMENT,
-                f"the message has {len(keys)} keys: send 1 to keys_per_message_max = {self._limits.keys_per_message_max}",
-            )
+            code = ErrorCode.LIMIT_EXCEEDED if len(keys) else ErrorCode.BAD_ARGUMENT
+            limit = self._limits.keys_per_message_max
+            raise FlexKVError(code, f"the message has {len(keys)} keys: send 1 to {limit} (keys_per_message_max)")
         return keys
 
     def _tier(self, name: str, word: str) -> Tier:

@@ -170,6 +170,7 @@ class Ticket:
             finished.detail,
             -(-finished.retry_after_ns // 1_000_000),
             finished.stored,
+            finished.tiers,
         )
 
     def _answer(self) -> None:
