@@ -1,1 +1,27 @@
-"""Clients of the daemon: blocking for workers, asyncio for the rest, one protocol state."""
+"""Clients of the daemon: blocking for workers, asyncio for the rest, one protocol state.
+
+`flexkv_py.client.aio.AsyncClient` is the asyncio twin; it is imported where it is needed.
+"""
+
+from flexkv_py.client.client import Client
+from flexkv_py.client.handles import Lease, MatchResult, Memory, Ticket
+from flexkv_py.client.memory import PagedLayout, create_memory
+from flexkv_py.client.requests import TicketProgress
+from flexkv_py.core.messages import Outcome
+from flexkv_py.wire.messages import DaemonMessage, GoingAway, LayerLayout, Run
+
+__all__ = [
+    "Client",
+    "DaemonMessage",
+    "GoingAway",
+    "LayerLayout",
+    "Lease",
+    "MatchResult",
+    "Memory",
+    "Outcome",
+    "PagedLayout",
+    "Run",
+    "Ticket",
+    "TicketProgress",
+    "create_memory",
+]

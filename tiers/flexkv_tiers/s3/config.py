@@ -1,0 +1,66 @@
+"""What the S3 tier can be told. Never credentials: those come from boto3's own chain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flexkv_py.errors import ErrorCode, FlexKVError
+
+PROCESSES_MAX = 16
+THREADS_MAX = 64
+
+
+@dataclass(frozen=True)
+class S3Config:
+    """Where the bucket is and how hard to try. All times are seconds.
+
+    `endpoint_url`, `region`, `addressing_style` and `ca_bundle` are boto3's; empty means boto3's own
+    default. `sign_payload` None signs bodies only where the link is not TLS: a signature costs more
+    CPU than everything else of an upload together. `operation_timeout_s` bounds one move with all its
+    retries.
+    """
+
+    bucket: str
+    prefix: str = "flexkv"
+    endpoint_url: str = ""
+    region: str = ""
+    addressing_style: Literal["auto", "path", "virtual"] = "auto"
+    processes: int = 1
+    threads: int = 4
+    connect_timeout_s: float = 3.0
+    read_timeout_s: float = 10.0
+    operation_timeout_s: float = 30.0
+    retry_count_max: int = 4
+    sign_payload: bool | None = None
+    ca_bundle: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.bucket:
+            raise _refuse("bucket", "is empty: name the bucket that holds the blocks")
+        if self.addressing_style not in ("auto", "path", "virtual"):
+            raise _refuse("addressing_style", f"is {self.addressing_style!r}: use 'auto', 'path' or 'virtual'")
+        if not 1 <= self.processes <= PROCESSES_MAX:
+            raise _refuse("processes", f"is {self.processes}: use 1 to {PROCESSES_MAX}")
+        if not 1 <= self.threads <= THREADS_MAX:
+            raise _refuse("threads", f"is {self.threads}: use 1 to {THREADS_MAX}")
+        if self.retry_count_max < 0:
+            raise _refuse("retry_count_max", f"is {self.retry_count_max}: use 0 or more")
+        for name in ("connect_timeout_s", "read_timeout_s", "operation_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise _refuse(name, f"is {getattr(self, name)}: use more than 0")
+
+    @property
+    def signs_payload(self) -> bool:
+        if self.sign_payload is not None:
+            return self.sign_payload
+        return self.endpoint_url.startswith("http://")
+
+    @property
+    def place(self) -> str:
+        """Bucket and prefix for people."""
+        return f"s3://{self.bucket}/{self.prefix.strip('/')}"
+
+
+def _refuse(name: str, why: str) -> FlexKVError:
+    return FlexKVError(ErrorCode.BAD_CONFIG, f"s3.{name} {why}")

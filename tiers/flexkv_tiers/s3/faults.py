@@ -1,0 +1,122 @@
+"""What errors of S3 mean: from whatever boto3 raises to a trouble, from a trouble to a fault or a code.
+
+Pure. `trouble_of` is called in the byte worker, the rest by the store. boto3 is imported only there.
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core.messages import Fault
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.s3.messages import Failed, Trouble
+
+FAULT_OF = {
+    Trouble.MISSING: Fault.MISSING,
+    Trouble.CORRUPT: Fault.CORRUPT,
+    Trouble.FULL: Fault.FULL,
+    Trouble.DENIED: Fault.DOWN,
+    Trouble.BUCKET_MISSING: Fault.DOWN,
+    Trouble.UNREACHABLE: Fault.DOWN,
+    Trouble.THROTTLED: Fault.IO,
+    Trouble.TIMEOUT: Fault.LATE,
+    Trouble.SERVER: Fault.IO,
+    Trouble.CUT: Fault.IO,
+    Trouble.REFUSED: Fault.IO,
+    Trouble.STOPPED: Fault.LATE,
+}
+
+WORTH_RETRYING = frozenset({Trouble.UNREACHABLE, Trouble.THROTTLED, Trouble.TIMEOUT, Trouble.SERVER, Trouble.CUT})
+"""Another try of the same request may succeed."""
+
+OUTAGES = WORTH_RETRYING | {Trouble.DENIED, Trouble.BUCKET_MISSING, Trouble.STOPPED}
+"""The bucket as a whole did not serve us; anything else is an answer about one object."""
+
+HOPELESS = frozenset({Trouble.DENIED, Trouble.BUCKET_MISSING})
+"""No request can succeed until somebody changes something."""
+
+_CURE = {
+    Trouble.DENIED: (
+        "check the credentials boto3 finds (environment, profile or role) and that they may list, get, put and "
+        "delete in s3.bucket"
+    ),
+    Trouble.BUCKET_MISSING: (
+        "create the bucket or correct s3.bucket, and s3.region or s3.endpoint_url if it is elsewhere"
+    ),
+    Trouble.UNREACHABLE: "check that the server runs and s3.endpoint_url (with TLS: s3.ca_bundle too) is right",
+    Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
+    Trouble.STOPPED: "check the server's load; s3.operation_timeout_s says how long a move may take",
+    Trouble.THROTTLED: "lower s3.processes or s3.threads, or raise the server's limits",
+    Trouble.FULL: "make room in the bucket or raise its quota",
+}
+
+_CODE = {Trouble.DENIED: ErrorCode.S3_DENIED, Trouble.BUCKET_MISSING: ErrorCode.S3_BUCKET_MISSING}
+
+_TROUBLE_OF_CODE = {
+    "NoSuchKey": Trouble.MISSING,
+    "NoSuchBucket": Trouble.BUCKET_MISSING,
+    "AccessDenied": Trouble.DENIED,
+    "InvalidAccessKeyId": Trouble.DENIED,
+    "SignatureDoesNotMatch": Trouble.DENIED,
+    "ExpiredToken": Trouble.DENIED,
+    "RequestTimeTooSkewed": Trouble.DENIED,
+    "SlowDown": Trouble.THROTTLED,
+    "RequestTimeout": Trouble.TIMEOUT,
+    "InvalidRange": Trouble.CORRUPT,  # the object is shorter than its record
+    "QuotaExceeded": Trouble.FULL,
+}
+_TROUBLE_OF_STATUS = {
+    301: Trouble.BUCKET_MISSING,  # it is in another region
+    401: Trouble.DENIED,
+    403: Trouble.DENIED,
+    404: Trouble.MISSING,
+    416: Trouble.CORRUPT,
+    429: Trouble.THROTTLED,
+    503: Trouble.THROTTLED,
+    507: Trouble.FULL,
+}
+
+
+def answer_trouble(code: str, status: int) -> Trouble:
+    """What an error answer of the server means, by its code, else by its HTTP status."""
+    if code in _TROUBLE_OF_CODE:
+        return _TROUBLE_OF_CODE[code]
+    if status in _TROUBLE_OF_STATUS:
+        return _TROUBLE_OF_STATUS[status]
+    return Trouble.SERVER if status >= 500 else Trouble.REFUSED
+
+
+def trouble_of(error: Exception) -> Trouble | None:
+    """What an exception of boto3 or below means; None when it is not one that S3 can cause."""
+    # Imported here, because the daemon imports this module and must not pay 0.3 s for boto3.
+    from botocore import exceptions as boto  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
+    if isinstance(error, boto.ClientError):
+        answer = error.response
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return answer_trouble(answer.get("Error", {}).get("Code", ""), status)
+    if isinstance(error, boto.ReadTimeoutError):
+        return Trouble.TIMEOUT
+    if isinstance(error, boto.ConnectionError):
+        return Trouble.UNREACHABLE
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+        return Trouble.DENIED
+    if isinstance(error, boto.HTTPClientError | boto.IncompleteReadError | HTTPError | OSError):
+        return Trouble.CUT
+    return Trouble.REFUSED if isinstance(error, boto.BotoCoreError) else None
+
+
+def explained(failure: Failed) -> str:
+    """The failure's detail with its cure, where there is one."""
+    cure = _CURE.get(failure.trouble)
+    return f"{failure.detail}: {cure}" if cure else failure.detail
+
+
+def tier_fault(failure: Failed) -> TierFault:
+    """The failure as the executor hears of it."""
+    return TierFault(FAULT_OF[failure.trouble], explained(failure))
+
+
+def start_error(failure: Failed) -> FlexKVError:
+    """Why the tier cannot start, as the coded error a person meets."""
+    return FlexKVError(_CODE.get(failure.trouble, ErrorCode.S3_UNREACHABLE), explained(failure))

@@ -1,0 +1,289 @@
+"""One attempt at one request on a bucket, bytes straight from and into the arena.
+
+Owns the boto3 client. Every attempt ends by itself within boto3's timeouts; trying again is the
+store's business. Runs in the byte worker only: `python -m flexkv_tiers.s3.objects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import boto3
+import msgspec
+from botocore.config import Config
+
+from flexkv_py.core.messages import BlockName
+from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.byteworkers.child import Call, serve
+from flexkv_tiers.codec import HEADER_BYTES, Header, chunk_checksum, parse_header
+from flexkv_tiers.memory import Arena
+from flexkv_tiers.s3.config import S3Config
+from flexkv_tiers.s3.faults import trouble_of
+from flexkv_tiers.s3.messages import (
+    LIST_COUNT_MAX,
+    Check,
+    Delete,
+    Failed,
+    Get,
+    Landed,
+    ListedGroup,
+    ListPage,
+    Page,
+    Put,
+    Reply,
+    Request,
+    Trouble,
+)
+from flexkv_tiers.s3.names import listing_prefix, parse_object_name
+
+if TYPE_CHECKING:
+    from botocore.response import StreamingBody
+    from mypy_boto3_s3 import S3Client
+
+
+class Objects:
+    """The bucket, as the byte worker's handler."""
+
+    def __init__(self, config: S3Config, arena: Arena) -> None:
+        self._config = config
+        self._arena = arena
+        self._client = _open_client(config)
+        self._decoder = msgspec.msgpack.Decoder(Request)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def __call__(self, raw: bytes, call: Call) -> Iterator[bytes]:
+        """Run one request; an attempt that fails ends with `Failed`."""
+        request = self._decoder.decode(raw)
+        try:
+            for reply in self._run(request, call):
+                yield self._encoder.encode(reply)
+        except Exception as error:
+            failure = _failure(error, request, call.stopped)
+            if failure is None:
+                raise
+            yield self._encoder.encode(failure)
+
+    def _run(self, request: Request, call: Call) -> Iterator[Reply]:
+        match request:
+            case Get():
+                yield from self._get(request, call)
+            case Put():
+                self._put(request, call)
+            case Delete():
+                yield from self._delete(request)
+            case ListPage():
+                yield self._list(request)
+            case Check():
+                self._client.head_bucket(Bucket=self._config.bucket)
+
+    def _put(self, request: Put, call: Call) -> None:
+        views = [self._arena.view(span.frame, span.length) for span in request.spans]
+        record = _Record([memoryview(request.header), *views], call)
+        self._client.put_object(
+            Bucket=self._config.bucket,
+            Key=request.name,
+            Body=record,  # type: ignore[arg-type]  # it is as file-like as boto3 needs
+            ContentLength=len(record),
+        )
+
+    def _get(self, request: Get, call: Call) -> Iterator[Landed]:
+        ends = list(accumulate((span.length for span in request.spans), initial=HEADER_BYTES))
+        first, record_bytes = request.chunk_first, ends[-1]
+        raw_header = bytearray(HEADER_BYTES)
+        if first > 0:  # a later chunk alone has its header to be judged by, too
+            with closing(self._open(request.name, 0, HEADER_BYTES, record_bytes)) as body:
+                _fill(body, memoryview(raw_header), call)
+        with closing(self._open(request.name, ends[first] if first else 0, record_bytes, record_bytes)) as body:
+            if first == 0:
+                _fill(body, memoryview(raw_header), call)
+            header = _expect_header(raw_header, request)
+            for chunk, span in enumerate(request.spans[first:], first):
+                view = self._arena.view(span.frame, span.length)
+                _fill(body, view, call)
+                checksum = chunk_checksum(request.key, chunk, view)
+                if checksum != header.chunks[chunk].checksum:
+                    raise _AttemptFailed(Trouble.CORRUPT, f"chunk {chunk} does not match its checksum")
+                yield Landed(chunk, checksum)
+
+    def _open(self, name: str, start: int, end: int, record_bytes: int) -> StreamingBody:
+        """The object's bytes from `start` to `end`, provided it has exactly `record_bytes`."""
+        answer = self._client.get_object(Bucket=self._config.bucket, Key=name, Range=f"bytes={start}-{end - 1}")
+        expected = f"bytes {start}-{end - 1}/{record_bytes}"
+        if answer.get("ContentRange") != expected:
+            answer["Body"].close()
+            raise _AttemptFailed(Trouble.CORRUPT, f"the object is {answer.get('ContentRange')}, not {expected}")
+        return answer["Body"]
+
+    def _delete(self, request: Delete) -> Iterator[Failed]:
+        answer = self._client.delete_objects(
+            Bucket=self._config.bucket,
+            Delete={"Objects": [{"Key": name} for name in request.names], "Quiet": True},
+        )
+        refused = [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
+        if refused:
+            first = refused[0]
+            yield Failed(
+                Trouble.DENIED if first.get("Code") == "AccessDenied" else Trouble.SERVER,
+                f"{len(refused)} of {len(request.names)} objects were not deleted, the first is {first.get('Key')}: "
+                f"{first.get('Code')} {first.get('Message')}",
+            )
+
+    def _list(self, request: ListPage) -> Page:
+        start = listing_prefix(self._config.prefix)
+        more = {"ContinuationToken": request.token} if request.token else {}
+        answer = self._client.list_objects_v2(
+            Bucket=self._config.bucket,
+            Prefix=start,
+            MaxKeys=LIST_COUNT_MAX,
+            **more,  # type: ignore[arg-type]
+        )
+        page = _Listing()
+        for entry in answer.get("Contents", []):
+            page.add(parse_object_name(self._config.prefix, entry["Key"]), entry["Size"])
+        return page.done(answer.get("NextContinuationToken", "") if answer["IsTruncated"] else "")
+
+
+class _AttemptFailed(Exception):
+    """An attempt failed for a reason that is ours to see, not boto3's."""
+
+    def __init__(self, trouble: Trouble, detail: str) -> None:
+        super().__init__(detail)
+        self.trouble = trouble
+
+
+class _Record:
+    """A record as the body of an upload: file-like enough for boto3, without joining its parts.
+
+    `read` hands out one whole part, whatever size is asked for: urllib3 asks for 16 KiB and sends what
+    it is given, and a send per chunk costs less than twenty.
+    """
+
+    def __init__(self, parts: list[memoryview], call: Call) -> None:
+        self._parts = parts
+        self._call = call
+        self._next = 0
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    def read(self, _size: int = -1) -> memoryview | bytes:
+        if self._call.stopped:
+            raise _AttemptFailed(Trouble.STOPPED, "stopped in mid-upload")
+        if self._next == len(self._parts):
+            return b""
+        self._next += 1
+        return self._parts[self._next - 1]
+
+    def tell(self) -> int:
+        return sum(len(part) for part in self._parts[: self._next])
+
+    def seek(self, position: int) -> None:
+        assert position == 0, "boto3 only ever rewinds: after signing, or to send again"
+        self._next = 0
+
+
+class _Listing:
+    """Collects one page, by namespace, shard and size."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[bytes, int, int], list[BlockName]] = {}
+        self._foreign = 0
+        self._damaged = 0
+
+    def add(self, block: BlockName | None, object_bytes: int) -> None:
+        if block is None:
+            self._foreign += 1
+        elif object_bytes <= HEADER_BYTES or object_bytes % ALIGN_BYTES:
+            self._damaged += 1
+        else:
+            self._groups.setdefault((block.namespace, block.shard, object_bytes), []).append(block)
+
+    def done(self, token_next: str) -> Page:
+        groups = [
+            ListedGroup(*group, b"".join(block.key for block in blocks), b"".join(block.parent for block in blocks))
+            for group, blocks in self._groups.items()
+        ]
+        return Page(groups, self._foreign, self._damaged, token_next)
+
+
+def _open_client(config: S3Config) -> S3Client:
+    return boto3.client(
+        "s3",
+        endpoint_url=config.endpoint_url or None,
+        region_name=config.region or None,
+        verify=config.ca_bundle or None,
+        config=Config(
+            connect_timeout=config.connect_timeout_s,
+            read_timeout=config.read_timeout_s,
+            max_pool_connections=config.threads,
+            retries={"total_max_attempts": 1},  # the store retries, within the move's deadline
+            tcp_keepalive=True,
+            # A record carries its own checksums; a second one over the body would double an upload's cost.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": config.addressing_style, "payload_signing_enabled": config.signs_payload},
+        ),
+    )
+
+
+def _fill(body: StreamingBody, view: memoryview, call: Call) -> None:
+    """Read exactly as much as fits; a stop wakes it by shutting the connection down."""
+
+    def interrupt() -> None:
+        # Closing would wait for the reading thread instead of waking it. The error: it has read all already.
+        with suppress(ValueError, RuntimeError, OSError):
+            body._raw_stream.shutdown()  # type: ignore[attr-defined]
+
+    call.interruptible_by(interrupt)
+    try:
+        at = 0
+        while at < len(view):
+            count = body.readinto(view[at:])  # type: ignore[arg-type]  # the stubs ask for a file
+            if count == 0:
+                raise _AttemptFailed(Trouble.CUT, "the connection was cut in mid-object")
+            at += count
+    finally:
+        call.interruptible_by(None)
+
+
+def _expect_header(raw: bytearray, request: Get) -> Header:
+    """The record's header, provided it is exactly the one this block must have."""
+    header = parse_header(raw)
+    block = BlockName(
+        NamespaceDigest(request.namespace), request.shard, BlockKey(request.key), BlockKey(request.parent)
+    )
+    if not header.matches(block):
+        raise _AttemptFailed(Trouble.CORRUPT, f"the object holds another block, {header.block.key.hex()}")
+    if [entry.length for entry in header.chunks] != [span.length for span in request.spans]:
+        raise _AttemptFailed(Trouble.CORRUPT, "the object's chunks are not cut as this namespace cuts them")
+    return header
+
+
+def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None:
+    """The error as a reply; None when it is a bug."""
+    if isinstance(error, _AttemptFailed):
+        trouble: Trouble | None = error.trouble
+    elif isinstance(error, TierFault):  # of `parse_header`, its only source here
+        trouble = Trouble.CORRUPT
+    else:
+        trouble = trouble_of(error)
+    if stopped and trouble is not None:
+        trouble = Trouble.STOPPED
+    if trouble is Trouble.MISSING and isinstance(request, Check):  # HEAD has no body to say what is missing
+        trouble = Trouble.BUCKET_MISSING
+    if trouble is None:
+        return None
+    return Failed(trouble, f"{type(request).__name__.lower()} {getattr(request, 'name', '')}: {error}")
+
+
+def _open_objects(options: bytes, arena: Arena) -> Objects:
+    return Objects(msgspec.msgpack.decode(options, type=S3Config), arena)
+
+
+if __name__ == "__main__":
+    serve(_open_objects)

@@ -1,0 +1,75 @@
+"""What a disk thread does with one record: write it, read it, erase it.
+
+The order of writes lives here: chunks first, the header in a later write, so that a header on disk
+never describes chunks that are not there. Functions block and keep no state; `SsdStore` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from flexkv_py.core.messages import BlockName, Fault
+from flexkv_tiers.base import FrameSpan, TierFault
+from flexkv_tiers.codec import HEADER_BYTES, Header, chunk_checksum, pack_header, parse_header
+from flexkv_tiers.memory import Arena
+from flexkv_tiers.ssd.directio import DirectFile
+
+NO_HEADER = bytes(HEADER_BYTES)
+"""What lies where no record is: allocated and never written, or erased."""
+
+
+def record_bytes(chunks: Sequence[FrameSpan]) -> int:
+    """Bytes a record of these chunks takes on disk, header included."""
+    return HEADER_BYTES + sum(chunk.length for chunk in chunks)
+
+
+def write_record(
+    file: DirectFile, offset: int, block: BlockName, chunks: Sequence[FrameSpan], arena: Arena, page: memoryview
+) -> None:
+    """Write a record from frames at `offset`; `page` is for the header. Raises TierFault, then erase it."""
+    header = pack_header(block, [chunk.length for chunk in chunks], [arena.checksum(chunk.frame) for chunk in chunks])
+    file.write([arena.view(chunk.frame, chunk.length) for chunk in chunks], offset + HEADER_BYTES)
+    page[:] = header
+    file.write([page], offset)
+
+
+def erase_record(file: DirectFile, offset: int, page: memoryview) -> None:
+    """Zero a record's header: from here on nobody can read it. Raises TierFault."""
+    page[:] = NO_HEADER
+    file.write([page], offset)
+
+
+def read_record(
+    file: DirectFile,
+    offset: int,
+    block: BlockName,
+    chunks: Sequence[FrameSpan],
+    arena: Arena,
+    landed: Callable[[int], bool],
+    page: memoryview,
+) -> None:
+    """Read a record into frames, header and first chunk together.
+
+    Calls `landed` with each chunk's number once its checksum holds and sits in the arena; stops when
+    that answers False, because nobody wants the rest. Raises TierFault(CORRUPT) unless
+    header and chunks are exactly those of `block`.
+    """
+    views = [arena.view(chunk.frame, chunk.length) for chunk in chunks]
+    file.read([page, views[0]], offset)
+    header = parse_header(page)
+    _check(header, block, chunks)
+    for number, (entry, chunk, view) in enumerate(zip(header.chunks, chunks, views, strict=True)):
+        if number:
+            file.read([view], offset + entry.offset)
+        if chunk_checksum(block.key, number, view) != entry.checksum:
+            raise TierFault(Fault.CORRUPT, f"chunk {number} does not match its checksum")
+        arena.set_checksum(chunk.frame, entry.checksum)
+        if not landed(number):
+            return
+
+
+def _check(header: Header, block: BlockName, chunks: Sequence[FrameSpan]) -> None:
+    if not header.matches(block):
+        raise TierFault(Fault.CORRUPT, f"the record is another block's: key {header.block.key.hex()}")
+    if [entry.length for entry in header.chunks] != [chunk.length for chunk in chunks]:
+        raise TierFault(Fault.CORRUPT, "the record is cut into other chunks than this block")

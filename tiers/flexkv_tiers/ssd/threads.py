@@ -1,0 +1,128 @@
+"""The threads that wait for the disk, and how coroutines wait for them.
+
+Own threads instead of the loop's executor: a third of the CPU per GiB, an aligned page each, and a
+known number in flight. Each job belongs to one waiting coroutine, so whoever limits the moves in
+flight (the executor) limits the queue. Used by `SsdStore` and `recovery` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+from flexkv_py.geometry import ALIGN_BYTES
+
+T = TypeVar("T")
+Job = Callable[[memoryview], T]
+"""Runs on a disk thread; it is lent that thread's aligned 4 KiB page."""
+
+
+async def settle(work: asyncio.Future[T]) -> bool:
+    """Wait until `work` has ended, whatever happens; True when the caller was cancelled meanwhile.
+
+    I/O in flight uses frames, so a cancellation is held back until it has ended. The result or
+    exception stays in `work`.
+    """
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait((work,))
+        except asyncio.CancelledError:
+            cancelled = True
+    if not work.cancelled():
+        work.exception()  # looked at: it is no "exception was never retrieved"
+    return cancelled
+
+
+class DiskThreads:
+    """A fixed number of threads over one queue. Made on the loop that awaits the results."""
+
+    def __init__(self, count: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[Callable[[memoryview], None] | None] = SimpleQueue()
+        self._pending: set[asyncio.Future[Any]] = set()  # exactly the jobs that have not ended
+        self._calls: deque[Callable[[], object]] = deque()  # what the loop is to call next
+        self._woken = False
+        self._threads = [Thread(target=self._work, name=f"flexkv-disk-{at}", daemon=True) for at in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job[T]) -> asyncio.Future[T]:
+        """Queue a job. The future ends only when the job has: wait for it with `settle` or `run`."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        self._jobs.put(partial(self._run, job, future))
+        return future
+
+    async def run(self, job: Job[T]) -> T:
+        """Run a job to its end and return its result; when cancelled meanwhile, raise that at its end."""
+        future = self.submit(job)
+        if await settle(future):
+            raise asyncio.CancelledError
+        return future.result()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """From a disk thread: have the loop call this, in the order posted. One wake serves many."""
+        self._calls.append(call)
+        if not self._woken:  # two threads may both see False: one wake too many does no harm
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._drain)
+
+    async def stop(self) -> None:
+        """Let queued jobs run to their end, then end the threads."""
+        for future in tuple(self._pending):
+            await settle(future)
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()  # idle, so this takes no time
+        self._threads.clear()
+
+    def _drain(self) -> None:
+        self._woken = False  # before the first look: what is appended from here on wakes again
+        while self._calls:
+            self._calls.popleft()()
+
+    def _run(self, job: Job[T], future: asyncio.Future[T], page: memoryview) -> None:
+        try:
+            result = job(page)
+        except BaseException as error:  # it belongs to whoever awaits the job, bugs included
+            self.post(partial(future.set_exception, error))
+        else:
+            self.post(partial(future.set_result, result))
+
+    def _work(self) -> None:
+        with mmap.mmap(-1, ALIGN_BYTES) as memory, memoryview(memory) as page:
+            while (job := self._jobs.get()) is not None:
+                job(page)
+
+
+class GroupSync:
+    """One fdatasync for all who wait for one: each gets a sync that began after it asked."""
+
+    def __init__(self, threads: DiskThreads, sync: Callable[[], None]) -> None:
+        self._threads = threads
+        self._sync = sync
+        self._next: asyncio.Task[None] | None = None  # asked for, not begun: joining it is still safe
+        self._turn = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Return when everything written to the file so far is durable. Raises TierFault."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._after_the_running_one())
+        work = self._next
+        if await settle(work):
+            raise asyncio.CancelledError
+        work.result()
+
+    async def _after_the_running_one(self) -> None:
+        async with self._turn:
+            self._next = None
+            await self._threads.run(lambda _page: self._sync())
