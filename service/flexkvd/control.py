@@ -1,0 +1,112 @@
+"""What the daemon says of itself and does for its operator: the `Control` behind the REST API.
+
+Owns no state: it reads what the parts count and posts a flush like anyone else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import flexkv_py
+from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, Tier
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkvd.metrics import Metrics, Samples
+from flexkvd.parts import Parts
+
+
+class Operator:
+    """Answers the REST API; see `api.Control`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.metrics = Metrics(self)
+
+    def readiness(self) -> dict[str, object]:
+        return self._parts.readiness.report()
+
+    def metrics_text(self) -> bytes:
+        return self.metrics.text()
+
+    def status(self) -> dict[str, object]:
+        parts = self._parts
+        sessions = [
+            {
+                "session": session.number,
+                "role": session.hello.role,
+                "instance": session.hello.instance,
+                "client": session.hello.client,
+                "tenant": session.hello.tenant,
+                "shard": session.hello.shard,
+                "pid": session.connection.peer.pid,
+                "memories": len(session.memories) + len(session.leaving),
+                "tickets": sum(not ticket.over for ticket in session.tickets.values()),
+                "closed": session.closed,
+            }
+            for session in parts.sessions.by_number.values()
+        ]
+        tiers = {tier.name.lower(): store.status() for tier, (store, _) in parts.stores.items()}
+        return {
+            "version": flexkv_py.__version__,
+            "boot": parts.boot.hex(),
+            **parts.readiness.report(),
+            "planner": parts.planner.snapshot(),
+            "counters": _nested(parts.planner.counters),
+            "link_bytes": dict(parts.executor.traffic.bytes),
+            "sessions": sessions,
+            "tiers": {"dram": parts.arena.status(), **tiers},
+            "lanes": parts.lanes.status(),
+        }
+
+    async def flush(self, to_tier: str, deadline_s: float) -> dict[str, object]:
+        """Copy everything down; returns how many blocks were copied. Raises FlexKVError."""
+        parts, tier = self._parts, Tier[to_tier.upper()]
+        if tier not in parts.stores:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT, f"this daemon is configured without {to_tier}: flush to a tier it has"
+            )
+        ended: asyncio.Future[TicketFinished | RequestRefused] = asyncio.get_running_loop().create_future()
+        number = parts.sessions.own_ticket(lambda end: None if ended.done() else ended.set_result(end))
+        now_ns = parts.engine.now_ns()
+        parts.engine.post(FlushAsked(0, number, None, tier, now_ns + int(deadline_s * 1e9), now_ns))
+        end = await ended
+        if isinstance(end, RequestRefused):
+            raise FlexKVError(end.code, end.message)
+        return {"stored": end.stored, "detail": end.detail}
+
+    def samples(self) -> Mapping[str, Samples]:
+        """Values of every counter and gauge of `metrics.FAMILIES`."""
+        parts = self._parts
+        links = {link.name: link for link in parts.executor.links.values()}
+        return {
+            "flexkv_planner_total": parts.planner.counters,
+            "flexkv_link_bytes_total": {(name,): count for name, count in parts.executor.traffic.bytes.items()},
+            "flexkv_link_faults_total": dict(parts.executor.traffic.faults),
+            "flexkv_link_waiting": {(name,): link.waiting for name, link in links.items()},
+            "flexkv_link_running": {(name,): link.running for name, link in links.items()},
+            "flexkv_request_errors_total": {(code,): count for code, count in parts.server.failures.items()},
+            "flexkv_state": _flat(parts.planner.snapshot()),
+            "flexkv_sessions": {(): parts.sessions.count},
+            "flexkv_arena_bytes": {(): parts.arena.room_bytes},
+            "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
+            "flexkv_events_total": {(): parts.engine.events},
+            "flexkv_ready": {(): parts.readiness.ready},
+        }
+
+
+def _nested(counters: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    nested: dict[str, dict[str, int]] = {}
+    for (name, label), count in counters.items():
+        nested.setdefault(name, {})[label] = count
+    return nested
+
+
+def _flat(facts: Mapping[str, object], prefix: str = "") -> dict[tuple[str, ...], float]:
+    """Numbers of a nested dictionary, named by their path."""
+    flat: dict[tuple[str, ...], float] = {}
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float):
+            flat[(f"{prefix}{name}",)] = value
+    return flat

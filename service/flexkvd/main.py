@@ -1,0 +1,91 @@
+"""The command `flexkvd`: arguments, configuration, log, exit status.
+
+Owns what happens before there is an event loop. Exit status: 0 after a drain, 2 when the daemon could
+not start (configuration, socket, directory, bucket), 1 when it met a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import flexkv_py
+from flexkv_py.errors import FlexKVError
+from flexkvd.config import Config, load_config
+
+EXIT_OK, EXIT_BUG, EXIT_REFUSED = 0, 1, 2
+EPILOG = """\
+Without --config the built-in defaults apply: DRAM only, sockets in /run/flexkvd.
+flexkvd.example.toml lists every key with its default. SIGTERM drains and exits with status 0.
+"""
+
+
+class OneLine(logging.Formatter):
+    """A record is a line, its traceback included: a log collector keeps it together."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).replace("\n", " | ")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the daemon until it is told to stop."""
+    given = _parser().parse_args(arguments)
+    if sys.flags.optimize:
+        return _refuse("python -O removes the assertions that guard the cache: start without -O and PYTHONOPTIMIZE")
+    try:
+        config = load_config(given.config)
+    except FlexKVError as error:
+        return _refuse(str(error))
+    if given.check_config:
+        print(f"{given.config or 'the built-in configuration'} is fine")  # noqa: T201 - it is what was asked for
+        return EXIT_OK
+    _log_to_stderr(config)
+    return _run(config)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flexkvd",
+        description="KV-cache daemon: serves the workers of one node from DRAM, SSD and S3.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file to read")
+    parser.add_argument("--check-config", action="store_true", help="read the configuration, say what is wrong, exit")
+    parser.add_argument("--version", action="version", version=f"flexkvd {flexkv_py.__version__}")
+    return parser
+
+
+def _run(config: Config) -> int:
+    import uvloop  # noqa: PLC0415 - --help and --check-config need no loop
+
+    from flexkvd.daemon import serve  # noqa: PLC0415 - likewise
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(config))
+    except FlexKVError as error:
+        return _refuse(str(error))
+
+
+def _log_to_stderr(config: Config) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine())
+    logging.basicConfig(level=config.daemon.log_level.upper(), handlers=[handler], force=True)
+    for name in ("uvicorn", "uvicorn.error", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _refuse(why: str) -> int:
+    print(f"flexkvd: {why}", file=sys.stderr)  # noqa: T201 - there is no log yet
+    return EXIT_REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The composition root: every part of the daemon is made here and handed what it needs.
+
+Owns the order in which parts are made and, by the exit stack, the reverse order in which they are
+closed. When `make_parts` returns, workers can connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from flexkv_py.core.messages import Tier, TierChanged
+from flexkv_py.core.planner import Planner
+from flexkv_tiers.lanes import CpuLanes
+from flexkv_tiers.memory import Arena
+from flexkvd import socket_file
+from flexkvd.config import Config, planner_config, read_token
+from flexkvd.engine import Engine
+from flexkvd.executor import Executor
+from flexkvd.readiness import Readiness
+from flexkvd.requests import Requests
+from flexkvd.server import Gate, Server
+from flexkvd.sessions import Sessions
+from flexkvd.stores import Stores, make_stores
+
+log = logging.getLogger(__name__)
+
+BOOT_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a daemon that serves."""
+
+    boot: bytes
+    planner: Planner
+    engine: Engine
+    sessions: Sessions
+    executor: Executor
+    server: Server
+    arena: Arena
+    lanes: CpuLanes
+    stores: Stores
+    readiness: Readiness
+
+
+async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
+    """Make everything workers need; what is made is closed by `stack`. Raises FlexKVError.
+
+    The directory is locked before the socket answers, so a second daemon serves nobody.
+    """
+    loop, dram, told = asyncio.get_running_loop(), config.dram, planner_config(config)
+    token = read_token(config.daemon.token_file, "[daemon] token_file")
+    boot = secrets.token_bytes(BOOT_BYTES)
+    arena = Arena(dram.segment_bytes, told.dram_segments, huge_pages=dram.huge_pages)
+    stack.callback(arena.close)
+    lanes = CpuLanes(arena, threads=dram.copy_threads, bytes_in_flight_max=dram.copies_in_flight_bytes_max)
+    stack.callback(lanes.close)
+    planner = Planner(told)
+    engine = Engine(planner, loop, clock_ns)
+    stack.callback(engine.close)
+
+    def tier_changed(tier: Tier, up: bool, why: str) -> None:
+        log.warning("%s is %s: %s", tier.name.lower(), "up" if up else "down", why)
+        engine.post(TierChanged(tier, up, why, engine.now_ns()))
+
+    stores = make_stores(config, arena, tier_changed)
+    for store, _ in stores.values():
+        stack.push_async_callback(store.close)
+    if Tier.SSD in stores:
+        await stores[Tier.SSD][0].start()
+    sessions = Sessions(engine, config.limits)
+    executor = Executor(engine, sessions, lanes, stores, loop)
+    requests = Requests(engine, sessions, config.limits, told.tiers, loop)
+    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
+    stack.callback(socket_file.remove, listener)
+    gate = Gate.of(config.daemon, os.getuid(), token)
+    server = Server(listener, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
+    stack.callback(server.close)
+    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, Readiness())

@@ -1,0 +1,101 @@
+"""The socket's file: made, guarded against a second daemon, removed.
+
+Owns the path of the worker and admin sockets; knows nothing of what is said on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from pathlib import Path
+
+from flexkv_py.errors import ErrorCode, FlexKVError
+
+PATH_BYTES_MAX = 107
+"""What `sockaddr_un` has room for, without its final zero byte."""
+BACKLOG = 512
+
+
+def listen(path: str, mode: int) -> socket.socket:
+    """Bind and listen on `path`, non-blocking, with that file mode.
+
+    A file left behind by a dead daemon is replaced. Raises FlexKVError: ALREADY_RUNNING when somebody
+    listens there, BAD_SOCKET_PATH when no socket can be made there.
+    """
+    if not 1 <= len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        raise _bad_path(f"the path {path!r} has {len(os.fsencode(path))} bytes: use 1 to {PATH_BYTES_MAX}")
+    parent = Path(path).parent
+    if not parent.is_dir():
+        raise _bad_path(f"{parent} is no directory: create it, or name a socket in one that exists")
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        umask = os.umask(0o777 & ~mode)  # never open to more than `mode`, not even before the chmod
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(umask)
+        os.chmod(path, mode)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise _bad_path(f"no socket can be made at {path} ({error.strerror}): check the directory's owner") from error
+    return listener
+
+
+def remove(listener: socket.socket) -> None:
+    """Close the listener and remove its file, unless another daemon's file stands there by now."""
+    path = listener.getsockname()
+    ours = _inode_of_socket(path)
+    listener.close()
+    if ours is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _inode_of_socket(path: str) -> int | None:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _bad_path(f"{path} cannot be looked at ({error.strerror}): check the directory's rights") from error
+    if not stat.S_ISSOCK(found.st_mode):
+        raise _bad_path(f"{path} exists and is no socket: remove it, or name another path")
+    pid = _listening_pid(path)
+    if pid is not None:
+        raise FlexKVError(
+            ErrorCode.ALREADY_RUNNING,
+            f"process {pid} listens on {path} already: stop it, or give this daemon a socket of its own",
+        )
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _listening_pid(path: str) -> int | None:
+    """Pid of whoever listens on the socket file; None when nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+            packed = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
+        except OSError:
+            return 0  # it refuses us, or its backlog is full: somebody is there
+        return int.from_bytes(packed[:4], "little")
+
+
+def _bad_path(why: str) -> FlexKVError:
+    return FlexKVError(ErrorCode.BAD_SOCKET_PATH, why)

@@ -1,0 +1,76 @@
+"""What goes on behind the open socket at start: arena, recovery, listing.
+
+Owns the order and the retries of a tier that cannot be reached yet; reports to the planner by events and
+to people by `Readiness`. Started by `daemon`, which ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+
+from flexkv_py.core.messages import BlocksFound, Tier
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.base import TierStore
+from flexkv_tiers.memory import Arena
+from flexkvd.engine import Engine
+from flexkvd.readiness import Readiness
+
+log = logging.getLogger(__name__)
+
+FATAL_CODES = frozenset({ErrorCode.S3_BUCKET_MISSING, ErrorCode.S3_DENIED, ErrorCode.BAD_CONFIG})
+GC_THRESHOLDS = (50_000, 50, 1_000)
+"""Young collections are cheap and a full one over a million blocks stalls 0.3 s: make it rare."""
+
+
+async def populate(arena: Arena, readiness: Readiness) -> None:
+    """Touch every page of the arena in a thread of its own."""
+    readiness.begin("arena", lambda: f"{arena.populated_bytes} of {arena.room_bytes} bytes populated")
+    stop = threading.Event()
+    running = asyncio.get_running_loop().run_in_executor(None, arena.populate, stop)
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await running
+        raise
+    except FlexKVError as error:
+        log.error("the arena is not populated: %s", error)
+        raise
+    readiness.end("arena")
+
+
+async def recover(tier: Tier, store: TierStore, engine: Engine, readiness: Readiness) -> None:
+    """Tell the planner of every block a started tier still has."""
+    name, count = tier.name.lower(), 0
+    readiness.begin(name, lambda: f"{count} blocks found so far")
+    async for batch in store.found():
+        count += len(batch.blocks)
+        engine.post(BlocksFound(tier, batch.namespace, batch.shard, batch.record_bytes, batch.blocks, engine.now_ns()))
+    log.info("%s: %d blocks of the last life found", name, count)
+    readiness.end(name)
+
+
+async def reach(tier: Tier, store: TierStore, engine: Engine, readiness: Readiness) -> None:
+    """Start a tier that may be unreachable for a while, then read it in. Raises what waiting cannot cure.
+
+    An unreachable store keeps trying by itself and says through its listener when it is back;
+    its `found` waits until then.
+    """
+    readiness.begin(tier.name.lower(), lambda: "connecting")
+    try:
+        await store.start()
+    except FlexKVError as error:
+        if error.code in FATAL_CODES:
+            raise
+        log.warning("%s is down, the other tiers serve: %s", tier.name.lower(), error)
+    await recover(tier, store, engine, readiness)
+
+
+def settle_heap() -> None:
+    """Take what recovery built out of the garbage collector's sight: it lives as long as the daemon."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)

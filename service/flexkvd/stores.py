@@ -1,0 +1,60 @@
+"""The configured tiers below DRAM, each with its limits.
+
+Owns which store is made of which table; the stores own everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from flexkv_py.core.messages import Tier
+from flexkv_tiers.base import TierStore
+from flexkv_tiers.memory import Arena
+from flexkvd.config import Config, S3Table, SsdTable
+from flexkvd.executor import TierLimits
+
+BACKSTOP_S = 5.0
+"""The S3 store keeps its own deadlines; ours only catches a store that does not."""
+
+Stores = dict[Tier, tuple[TierStore, TierLimits]]
+
+
+def make_stores(config: Config, arena: Arena, tier_changed: Callable[[Tier, bool, str], None]) -> Stores:
+    """Stores of the tiers that are configured, not started. `tier_changed` hears of S3 going and coming."""
+    stores: Stores = {}
+    if config.ssd is not None:
+        stores[Tier.SSD] = _ssd(config.ssd, arena)
+    if config.s3 is not None:
+        stores[Tier.S3] = _s3(config.s3, arena, lambda up, why: tier_changed(Tier.S3, up, why))
+    return stores
+
+
+def _ssd(table: SsdTable, arena: Arena) -> tuple[TierStore, TierLimits]:
+    from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - only a daemon with a disk tier needs it
+
+    store = SsdStore(Path(table.directory), table.bytes, arena, direct=table.direct_io, thread_count=table.threads)
+    return store, TierLimits(table.reads_in_flight_max, table.writes_in_flight_max, table.transfer_s_max)
+
+
+def _s3(table: S3Table, arena: Arena, listener: Callable[[bool, str], None]) -> tuple[TierStore, TierLimits]:
+    from flexkv_tiers.s3 import S3Config, S3Store  # noqa: PLC0415 - only a daemon with an object tier needs it
+
+    config = S3Config(
+        bucket=table.bucket,
+        prefix=table.prefix,
+        endpoint_url=table.endpoint_url,
+        region=table.region,
+        addressing_style=table.addressing_style,
+        ca_bundle=table.ca_bundle,
+        processes=table.processes,
+        threads=table.threads,
+        connect_timeout_s=table.connect_timeout_s,
+        read_timeout_s=table.read_timeout_s,
+        operation_timeout_s=table.operation_timeout_s,
+        retry_count_max=table.retry_count_max,
+    )
+    transfer_s_max = table.operation_timeout_s + table.connect_timeout_s + table.read_timeout_s + BACKSTOP_S
+    return S3Store(config, arena, listener), TierLimits(
+        table.reads_in_flight_max, table.writes_in_flight_max, transfer_s_max
+    )
