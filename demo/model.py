@@ -41,11 +41,11 @@ class ModelShape:
     """Sizes of the model; `layers_per_group` layers share one selection."""
 
     vocabulary: int = 1024
-    width: int = 256
-    hidden_width: int = 896
+    width: int = 128
+    hidden_width: int = 384
     layers: int = 8
     layers_per_group: int = 2
-    heads: int = 4
+    heads: int = 2
     latent_width: int = 96
     rotary_width: int = 32
     index_heads: int = 2
@@ -157,16 +157,16 @@ class SparseTransformer:
         context = span.start + CHUNK_TOKENS
         keys = kv.read_all(INDEX, layer, context).float()
         query = (normal @ weights[f"{layer}.index_query"]).view(CHUNK_TOKENS, shape.index_heads, -1)
-        gate = normal @ weights[f"{layer}.index_gate"]
+        gate = torch.sigmoid(normal @ weights[f"{layer}.index_gate"])
         scores = torch.zeros(CHUNK_TOKENS, context)
         for head in range(shape.index_heads):
-            match = self._rotate(query[:, head].contiguous(), span) @ keys.T
-            scores = scores + gate[:, head : head + 1] * torch.relu(match)
+            match = self._rotate(query[:, head], span) @ keys.T
+            scores.addcmul_(gate[:, head : head + 1], match.relu_())
         own = torch.arange(span.start, context)
         visible_last = own.clamp(max=span.last)  # padding after the last token must not read unwritten rows
         position = torch.arange(context)
         hidden = position[None, :] > visible_last[:, None]
-        order = _order_of(scores, position).masked_fill(hidden, -1)
+        order = _order_of(scores, position).masked_fill_(hidden, -1)
         chosen = torch.topk(order, min(shape.top_k, context), dim=1, sorted=False).values
         real = chosen >= 0
         selected = torch.where(real, chosen & ((1 << _POSITION_BITS) - 1), 0)
@@ -217,10 +217,9 @@ def sample(logits: Tensor, seed: int, position: int, temperature: float = 0.7) -
 
 
 def _order_of(scores: Tensor, position: Tensor) -> Tensor:
-    """Non-negative int64 that sort like (score, position): equal scores never leave the choice to an algorithm."""
-    bits = (scores + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
-    ascending = torch.where(bits >= 0, bits, ~bits - (1 << 31)) + (1 << 31)
-    return (ascending << _POSITION_BITS) | position
+    """int64 that sort like (score, position), for scores >= 0: a tie never leaves the choice to an algorithm."""
+    bits = scores.view(torch.int32).long()  # the bits of non-negative floats sort like the floats
+    return bits.bitwise_left_shift_(_POSITION_BITS).bitwise_or_(position)
 
 
 def _normalise(x: Tensor) -> Tensor:
