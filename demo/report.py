@@ -40,9 +40,9 @@ class Phase:
     """One phase: what it served, how long it took, what moved."""
 
     name: str
-    wanted_tiers: tuple[str, ...]
+    wanted_tiers: tuple[str, ...] = ()
     """Tiers that must have served blocks, or the phase has not shown what it is for."""
-    must_be_faster: bool
+    must_be_faster: bool = False
     served: list[Served] = field(default_factory=list)
     wall_s: float = 0.0
     reference_wall_s: float = 0.0
