@@ -77,9 +77,7 @@ class DaemonCache:
                 return _NothingSaving()
             parent = keys[first_block - 1] if first_block else ROOT
             pages = context.block_pages(first_block, len(keys))
-            ticket = self._client.save(
-                keys[first_block:], pages, memory, parent=parent, deadline_s=_SAVE_DEADLINE_S
-            )
+            ticket = self._client.save(keys[first_block:], pages, memory, parent=parent, deadline_s=_SAVE_DEADLINE_S)
         except FlexKVError as error:
             self._note(error)
             return _NothingSaving()
@@ -113,10 +111,10 @@ class DaemonCache:
             self._client.connect()
             self._memory = self._client.register_memory(
                 paged.descriptor,
-                bytes=paged.bytes,
+                bytes=paged.layout.bytes,
                 page_count=paged.page_count,
                 page_tokens=paged.page_tokens,
-                layout=paged.layout,
+                layout=paged.layout.layers,
             )
         return self._memory
 

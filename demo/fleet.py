@@ -39,7 +39,9 @@ class Child:
         self.name, self.log = name, log
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, command: Sequence[str], *, talks: bool = False, environment: dict[str, str] | None = None) -> None:
+    async def start(
+        self, command: Sequence[str], *, talks: bool = False, environment: dict[str, str] | None = None
+    ) -> None:
         """Start `command`; with `talks` its stdin and stdout are pipes, otherwise stdout goes to the log."""
         pipe = asyncio.subprocess.PIPE if talks else None
         with self.log.open("ab") as log:
@@ -91,10 +93,8 @@ class Worker(Child):
 
     async def begin(self, socket_path: Path, seed: int) -> None:
         """Start; `ready` returns when the model is built."""
-        await self.start(
-            [sys.executable, "-m", "demo.worker", "--name", self.name, "--socket", str(socket_path), "--seed", str(seed)],
-            talks=True,
-        )
+        options = ["--name", self.name, "--socket", str(socket_path), "--seed", str(seed)]
+        await self.start([sys.executable, "-m", "demo.worker", *options], talks=True)
 
     async def ready(self) -> None:
         msgspec.json.decode(await self._line(_START_S_MAX), type=WorkerReady)
@@ -110,9 +110,9 @@ class Worker(Child):
         try:
             line = await asyncio.wait_for(self.process.stdout.readline(), timeout_s)
         except TimeoutError as error:
-            raise DemoError(f"worker {self.name} did not answer within {timeout_s:.0f} s:\n{self.log_tail()}") from error
+            raise DemoError(f"{self.name} did not answer within {timeout_s:.0f} s:\n{self.log_tail()}") from error
         if not line:
-            raise DemoError(f"worker {self.name} ended:\n{self.log_tail()}")
+            raise DemoError(f"{self.name} ended:\n{self.log_tail()}")
         return line
 
     async def stop(self) -> None:
@@ -147,7 +147,8 @@ class Daemon(Child):
     async def begin(self) -> None:
         """Start and return once every tier has told what it holds."""
         self.ssd_directory.mkdir(exist_ok=True)
-        await self.start([sys.executable, "-m", "flexkvd.main", "--config", str(self._config)], environment=self._environment)
+        command = [sys.executable, "-m", "flexkvd.main", "--config", str(self._config)]
+        await self.start(command, environment=self._environment)
         for _ in range(round(_START_S_MAX / 0.1)):
             if not self.running:
                 raise DemoError(f"flexkvd ended at start:\n{self.log_tail()}")

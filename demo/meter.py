@@ -36,4 +36,5 @@ class LinkMeter:
 
 def link_bytes(samples: Samples) -> Counter[str]:
     """Bytes so far by link."""
-    return Counter({dict(labels)["link"]: round(value) for (name, labels), value in samples.items() if name == LINK_BYTES})
+    links = ((dict(labels)["link"], value) for (name, labels), value in samples.items() if name == LINK_BYTES)
+    return Counter({link: round(value) for link, value in links})

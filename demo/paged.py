@@ -8,7 +8,6 @@ Layer first, as engines keep it: every layer of every plane is one tensor [pages
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flexkv_py.geometry import Geometry, align_up
+from flexkv_py.client import PagedLayout, create_memory
+from flexkv_py.geometry import Geometry
 from flexkv_py.wire.messages import LayerLayout
 
 _POISON = float("nan")
@@ -34,11 +34,12 @@ class PagedKV:
         self.geometry = geometry
         self.page_tokens = page_tokens
         self.page_count = page_count
-        self.layout, self.bytes = _lay_out(geometry, page_tokens, page_count)
-        self.descriptor = _sealed_memfd("demo-paged-kv", self.bytes)
-        self._map = mmap.mmap(self.descriptor, self.bytes)
+        self.layout = PagedLayout(geometry, page_count, page_tokens)
+        self.descriptor = create_memory(self.layout.bytes, "demo-paged-kv")
+        self._map = mmap.mmap(self.descriptor, self.layout.bytes)
         self._planes = {
-            (layer.plane, layer.layer): _rows_of(self._map, layer, page_tokens, page_count) for layer in self.layout
+            (layer.plane, layer.layer): _rows_of(self._map, layer, page_tokens, page_count)
+            for layer in self.layout.layers
         }
         self._free = list(reversed(range(page_count)))
         self.poison(range(page_count))
@@ -106,25 +107,6 @@ class RequestKV:
     def close(self) -> None:
         self.memory.give_back(self.pages)
         self.pages = []
-
-
-def _lay_out(geometry: Geometry, page_tokens: int, page_count: int) -> tuple[list[LayerLayout], int]:
-    """Where every layer of every plane lies, each from a 4 KiB boundary; and the bytes of all."""
-    layout, offset = [], 0
-    for number, plane in enumerate(geometry.planes):
-        page_bytes = page_tokens // plane.tokens_per_row * plane.row_bytes
-        for layer in plane.layers:
-            layout.append(LayerLayout(number, layer, offset, page_bytes, page_bytes))
-            offset = align_up(offset + page_count * page_bytes)
-    return layout, offset
-
-
-def _sealed_memfd(name: str, length: int) -> int:
-    """A memfd that nobody can shrink: the daemon maps it, and a lost page would kill it by SIGBUS."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, length)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    return descriptor
 
 
 def _rows_of(memory: mmap.mmap, layer: LayerLayout, page_tokens: int, page_count: int) -> Tensor:

@@ -56,6 +56,7 @@ class Demo:
         self._sessions, self._workers, self._daemon, self._show = sessions, workers, daemon, show
         self._reference: dict[tuple[int, int], WorkResult] = {}
         self._histories: list[list[int]] = []
+        self._progress = asyncio.Event()  # set after every call that was served
 
     async def run(self) -> list[Phase]:
         """Play everything without the daemon, then phase by phase with it."""
@@ -80,7 +81,8 @@ class Demo:
             self._reference[turn.session, turn.number] = result
 
         for step in steps:
-            step.phase.reference_wall_s = await self._play(step, f"without daemon: {step.phase.name}", keep, cached=False)
+            what = f"without daemon: {step.phase.name}"
+            step.phase.reference_wall_s = await self._play(step, what, keep, cached=False)
 
     async def _measure(
         self, step: Step, disturb: Callable[[Phase, LinkMeter], Coroutine[None, None, None]] | None = None
@@ -91,6 +93,7 @@ class Demo:
 
         def keep(turn: Turn, result: WorkResult) -> None:
             phase.served.append(Served(turn.session, turn.number, result, self._reference[turn.session, turn.number]))
+            self._progress.set()
 
         disturbances = [disturb(phase, meter)] if disturb is not None else []
         phase.wall_s, *_ = await _together(
@@ -120,15 +123,20 @@ class Demo:
 
     async def _kill_and_restart(self, phase: Phase, meter: LinkMeter) -> None:
         """SIGKILL in mid-run; the workers go on alone for some calls; then the daemon comes back by its SSD and S3."""
-        await _until(lambda: len(phase.served) >= len(self._sessions) // 2)
+        await self._until_served(phase, len(self._sessions) // 2)
         await meter.close_life()
         await self._daemon.kill()
         killed_at = len(phase.served)
         self._show.say("daemon killed with SIGKILL; the workers go on")
-        await _until(lambda: len(phase.served) >= killed_at + _CALLS_WHILE_DOWN)
+        await self._until_served(phase, killed_at + _CALLS_WHILE_DOWN)
         await self._daemon.begin()
         await meter.open_life(fresh=True)
         self._show.say(f"daemon restarted; {len(phase.served) - killed_at} calls were answered without it")
+
+    async def _until_served(self, phase: Phase, count: int) -> None:
+        while len(phase.served) < count:
+            self._progress.clear()
+            await self._progress.wait()
 
     async def _lose_ssd(self) -> None:
         """Everything down to S3, the daemon stopped, its SSD directory deleted, and a start from S3 alone."""
@@ -147,9 +155,3 @@ async def _together(work: Sequence[Coroutine[None, None, Any]]) -> list[Any]:
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def _until(reached: Callable[[], bool]) -> None:
-    """Look every few milliseconds: results come in far slower."""
-    while not reached():
-        await asyncio.sleep(0.005)

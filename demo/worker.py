@@ -27,6 +27,7 @@ _PAGE_TOKENS = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until stdin ends."""
     parser = argparse.ArgumentParser(prog="python -m demo.worker", description=__doc__.splitlines()[0])
     parser.add_argument("--name", required=True)
     parser.add_argument("--socket", required=True, help="the daemon's worker socket")

@@ -139,8 +139,7 @@ def trace_sessions(path: Path, sessions: int, turns: int) -> list[list[Turn]]:
 
 
 def _read(path: Path) -> Iterator[_Call]:
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    with opened as lines:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 yield msgspec.json.decode(line, type=_Call)

@@ -9,7 +9,9 @@ from demo.engine import Engine, LoadFellShortError
 from demo.model import CHUNK_TOKENS, ModelShape, SparseTransformer
 from demo.paged import PagedKV, RequestKV
 
-SMALL = ModelShape(vocabulary=97, width=64, hidden_width=96, layers=4, heads=2, latent_width=24, rotary_width=8, top_k=24)
+SMALL = ModelShape(
+    vocabulary=97, width=64, hidden_width=96, layers=4, heads=2, latent_width=24, rotary_width=8, top_k=24
+)
 """Small enough for many runs; top_k far below the context, so selection matters."""
 
 
@@ -69,7 +71,7 @@ class DictCache:
             if stored is None:
                 break
             if count < self.whole:
-                for layer, rows in zip(context.memory.layout, stored, strict=True):
+                for layer, rows in zip(context.memory.layout.layers, stored, strict=True):
                     context.write(layer.plane, layer.layer, count * CHUNK_TOKENS, rows)
             count += 1
         return DictLoad(count, min(count, self.whole), self.fails_at_group)
@@ -79,6 +81,6 @@ class DictCache:
             end = (block + 1) * CHUNK_TOKENS
             self.blocks[tuple(tokens[:end])] = [
                 context.read_all(layer.plane, layer.layer, end)[block * CHUNK_TOKENS :].clone()
-                for layer in context.memory.layout
+                for layer in context.memory.layout.layers
             ]
         return DictSave()

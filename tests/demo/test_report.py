@@ -30,9 +30,7 @@ def result(**changes: Any) -> WorkResult:
 
 def phase_of(*results: WorkResult, reference: WorkResult | None = None) -> Phase:
     phase = Phase("warm", ("dram", "ssd"), must_be_faster=True, wall_s=1.0, reference_wall_s=2.0)
-    phase.served = [
-        Served(at, 0, one, reference or result(ttft_s=0.4, hits={})) for at, one in enumerate(results)
-    ]
+    phase.served = [Served(at, 0, one, reference or result(ttft_s=0.4, hits={})) for at, one in enumerate(results)]
     return phase
 
 
