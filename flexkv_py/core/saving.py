@@ -89,6 +89,8 @@ def _meet(state: State, ticket: Ticket, position: int, block: Block) -> None:
     block.uses += 1
     dram = block.dram
     if block.ready:
+        for copy in block.copies():
+            state.touch(copy)  # at once, or making room for the rest could evict it
         _acknowledge(state, ticket, position, block, Outcome.PRESENT)
         return
     assert dram is not None
