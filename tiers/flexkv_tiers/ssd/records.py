@@ -49,13 +49,13 @@ def read_record(
     block: BlockName,
     chunks: Sequence[FrameSpan],
     arena: Arena,
-    landed: Callable[[int], bool],
+    landed: Callable[[range], bool],
     page: memoryview,
 ) -> None:
     """Read a record into frames, header and first chunk together.
 
-    Calls `landed` with each chunk's number once its checksum holds and sits in the arena; stops when
-    that answers False, because nobody wants the rest. Raises TierFault(CORRUPT) unless
+    Calls `landed` with a run of chunks once their checksums hold and sit in the arena; stops when that
+    answers False, because nobody wants the rest. Raises TierFault(CORRUPT) unless
     header and chunks are exactly those of `block`.
     """
     views = [arena.view(chunk.frame, chunk.length) for chunk in chunks]
@@ -70,8 +70,8 @@ def read_record(
             if chunk_checksum(block.key, number, views[number]) != expected:
                 raise TierFault(Fault.CORRUPT, f"chunk {number} does not match its checksum")
             arena.set_checksum(chunks[number].frame, expected)
-            if not landed(number):
-                return
+        if not landed(run):
+            return
 
 
 def read_runs(lengths: Sequence[int]) -> list[range]:

@@ -33,6 +33,7 @@ SEGMENT_BYTES_MIN = 16 << 20
 SEGMENTS_PER_CAPACITY = 64
 """Segments a directory is cut into unless told otherwise: few open files, and room moves between sizes."""
 
+_END = range(0)  # no run is empty
 _HOLDING = (SlotState.USED, SlotState.DAMAGED)
 
 
@@ -231,19 +232,20 @@ class SsdStore:
             raise TierFault(Fault.MISSING, f"no record at location {location:#x}")
         segment, offset = self._table.place(location)
         file, _ = self._files[segment.number]
-        landed: asyncio.Queue[int | None] = asyncio.Queue()
+        landed: asyncio.Queue[range] = asyncio.Queue()
         wanted = True
         threads = self._disk
 
-        def on_chunk(number: int) -> bool:
-            threads.post(partial(landed.put_nowait, number))
+        def on_run(run: range) -> bool:
+            threads.post(partial(landed.put_nowait, run))
             return wanted
 
-        reading = threads.submit(partial(read_record, file, offset, block, chunks, self._arena, on_chunk))
-        reading.add_done_callback(lambda _: landed.put_nowait(None))
+        reading = threads.submit(partial(read_record, file, offset, block, chunks, self._arena, on_run))
+        reading.add_done_callback(lambda _: landed.put_nowait(_END))
         try:
-            while (number := await landed.get()) is not None:
-                yield number
+            while run := await landed.get():
+                for number in run:
+                    yield number
         finally:
             wanted = False
             if await settle(reading):
