@@ -185,6 +185,7 @@ class SsdStore:
             while ahead:
                 for batch in await self._sort(*ahead.pop(0)):
                     yield batch
+            self._census.end()
         finally:
             for _, reading in ahead:
                 await settle(reading)
