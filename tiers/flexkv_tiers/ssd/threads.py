@@ -30,7 +30,7 @@ class DiskFuture(asyncio.Future[T]):
     CancelledError when the I/O is over.
     """
 
-    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002 - the signature of Future
+    def cancel(self, *_: object, **__: object) -> bool:  # whatever Future takes
         return False
 
 
