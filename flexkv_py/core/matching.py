@@ -98,7 +98,7 @@ def _tier_runs(
     """Tiers along the prefix.
 
     Exact when the prefix was walked anyway. Otherwise found by bisection, which takes for granted that
-    tiers get slower towards the tail (what is used tail first is evicted tail first); then it is advice.
+    each tier holds one stretch of the prefix (blocks are used and evicted in order); then it is advice.
     """
 
     def tier_at(position: int) -> Tier:
@@ -115,7 +115,7 @@ def _tier_runs(
         elif tier_at(length - 1) is tier:
             end = length
         else:
-            end = bisect_left(range(length), True, lo=at + 1, key=lambda later, tier=tier: tier_at(later) > tier)  # type: ignore[misc]
+            end = bisect_left(range(length), True, lo=at + 1, key=lambda later, tier=tier: tier_at(later) is not tier)  # type: ignore[misc]
         runs.append(TierRun(tier, end - at))
         at = end
     return runs

@@ -10,101 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
 
+from flexkv_py.core.words import (
+    BlockName,
+    Fault,
+    MoveKind,
+    NamespaceSpec,
+    Outcome,
+    Priority,
+    SaveHints,
+    StoryEvent,
+    TicketKind,
+    Tier,
+)
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey, NamespaceDigest
-
-
-class Tier(IntEnum):
-    """Where a copy lies; a larger number is further from the GPU."""
-
-    HBM = 0
-    DRAM = 1
-    SSD = 2
-    S3 = 3
-
-
-class Fault(StrEnum):
-    """Why a transfer failed. Expected in production; the planner chooses what happens next."""
-
-    CORRUPT = "corrupt"
-    """The bytes are not that key's bytes: wrong checksum, wrong header, torn, swapped."""
-    MISSING = "missing"
-    """Nothing is there any more."""
-    IO = "io"
-    """The device or server failed; another try may work."""
-    FULL = "full"
-    """No room in the target tier."""
-    LATE = "late"
-    """It did not end within its deadline."""
-    DOWN = "down"
-    """The whole tier is unavailable."""
-    MEMORY = "memory"
-    """The worker's memory is gone or cannot be read."""
-    INTERNAL = "internal"
-    """A bug in the shell; counted and logged, never hidden."""
-
-
-class Outcome(StrEnum):
-    """What became of one key of a ticket."""
-
-    LOADED = "loaded"
-    STORED = "stored"
-    PRESENT = "present"
-    MISS = "miss"
-    FAILED = "failed"
-    THROTTLED = "throttled"
-    REFUSED = "refused"
-    LATE = "late"
-    CANCELLED = "cancelled"
-
-
-class TicketKind(StrEnum):
-    """What a ticket runs."""
-
-    LOAD = "load"
-    SAVE = "save"
-    PREFETCH = "prefetch"
-    FLUSH = "flush"
-
-
-class Priority(IntEnum):
-    """Order on a link; smaller goes first."""
-
-    LOAD = 0
-    SAVE = 1
-    PREFETCH = 2
-    SPECULATION = 3
-    DEMOTION = 4
-    WRITE_BEHIND = 5
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceSpec:
-    """What the planner must know of a namespace: its digest and how its blocks are cut."""
-
-    digest: NamespaceDigest
-    chunk_bytes: tuple[int, ...]
-
-    @property
-    def frame_bytes(self) -> int:
-        return max(self.chunk_bytes)
-
-    @property
-    def block_bytes(self) -> int:
-        return sum(self.chunk_bytes)
-
-
-@dataclass(slots=True)
-class SaveHints:
-    """Wishes of the engine for what it saves."""
-
-    skip_below: bool = False
-    """Keep in DRAM only; never demote."""
-    high_priority: bool = False
-    """Admit below whatever the admission rule says."""
-
 
 # ------------------------------------------------------------------ events
 
@@ -319,27 +239,6 @@ Event = (
 # ------------------------------------------------------------ instructions
 
 
-class MoveKind(StrEnum):
-    """What a transfer between tiers does."""
-
-    PROMOTE = "promote"
-    """Read chunks of a record into frames; reports ChunkLanded for each, then the end."""
-    DEMOTE = "demote"
-    """Write a whole block from its frames as one record."""
-    DROP = "drop"
-    """Make a record unreadable and free its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockName:
-    """Everything a record's header says of whose bytes these are."""
-
-    namespace: NamespaceDigest
-    shard: int
-    key: BlockKey
-    parent: BlockKey
-
-
 @dataclass(slots=True)
 class StartMove:
     """Move one block between DRAM frames and a lower tier (`tier`).
@@ -449,13 +348,16 @@ class EndSession:
 
 Instruction = StartMove | StartCopies | MatchAnswered | TicketFinished | RequestDone | RequestRefused | EndSession
 
-
-@dataclass(frozen=True, slots=True)
-class StoryEvent:
-    """One line of a block's story."""
-
-    now_ns: int
-    key: BlockKey
-    what: str
-    tier: Tier
-    detail: str
+__all__ = [
+    "BlockName",
+    "Fault",
+    "MoveKind",
+    "NamespaceSpec",
+    "Outcome",
+    "Priority",
+    "SaveHints",
+    "StoryEvent",
+    "TicketKind",
+    "Tier",
+]
+"""Re-exported words; everything defined here is public as well."""

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import BlocksFound, NamespaceReset, NamespaceSpec, RequestDone, Tier, TierChanged
-from flexkv_py.core.moves import evict, full_mask
+from flexkv_py.core.moves import evict
 from flexkv_py.core.room import make_room
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Reset
-from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import NamespaceDigest
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
-
-
-def introduce(index: Index, spec: NamespaceSpec) -> None:
-    """The first session of a namespace says how its blocks are cut."""
-    if index.spec is None:
-        index.spec = spec
-        index.record_bytes = index.record_bytes or ALIGN_BYTES + spec.block_bytes
 
 
 def on_blocks_found(state: State, event: BlocksFound) -> None:
@@ -27,7 +19,7 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
     index = state.index(event.namespace, event.shard)
     level = state.levels[event.tier]
     if index.spec is None and event.chunk_bytes:
-        introduce(index, NamespaceSpec(event.namespace, event.chunk_bytes))
+        index.introduce(NamespaceSpec(event.namespace, event.chunk_bytes))
     index.record_bytes = index.record_bytes or event.record_bytes
     foreign = event.record_bytes != index.record_bytes
     for found in event.blocks:
@@ -43,7 +35,7 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
             block = index.add(found.key, found.parent)
         copy = Copy(block, event.tier, found.location)
         copy.state = CopyState.READY
-        copy.present = full_mask(index) if index.spec is not None else 0
+        copy.present = index.full_mask if index.spec is not None else 0
         block.set_copy(event.tier, copy)
         level.used_bytes += index.record_bytes
         level.put(copy)

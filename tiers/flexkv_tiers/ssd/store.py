@@ -136,7 +136,7 @@ class SsdStore:
         """On a disk thread: marker, lock, I/O path, segments of the last life."""
         self._lock, _ = directories.acquire(self._directory)
         try:
-            self._io = choose_io_path(self._directory, self._direct)
+            self._io = choose_io_path(self._directory / directories.PROBE_NAME, self._direct)
             for found in directories.segments(self._directory):
                 self._adopt(found)
             self._check_room()
@@ -159,14 +159,8 @@ class SsdStore:
 
     def _check_room(self) -> None:
         """An empty tier must be able to hold something; one with segments serves those, full disk or not."""
-        disk = os.statvfs(self._directory)
-        free_bytes = disk.f_bavail * disk.f_frsize
-        if not self._table.segments and free_bytes < self._table.segment_bytes:
-            raise FlexKVError(
-                ErrorCode.DISK_FULL,
-                f"the disk of {self._directory} has {free_bytes} bytes free, one segment takes "
-                f"{self._table.segment_bytes}: free space there, or configure a smaller capacity or another directory",
-            )
+        if not self._table.segments:
+            directories.reserve_once(self._directory, self._table.segment_bytes)
 
     def _keep(self, file: DirectFile, number: int) -> None:
         self._files[number] = (file, GroupSync(self._disk, file.sync))

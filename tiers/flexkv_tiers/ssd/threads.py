@@ -99,9 +99,9 @@ class DiskThreads:
             self.post(partial(future.set_result, result))
 
     def _work(self) -> None:
-        with mmap.mmap(-1, ALIGN_BYTES) as memory, memoryview(memory) as page:
-            while (job := self._jobs.get()) is not None:
-                job(page)
+        page = memoryview(mmap.mmap(-1, ALIGN_BYTES))  # never closed by hand: a fault's traceback may hold a view
+        while (job := self._jobs.get()) is not None:
+            job(page)
 
 
 class GroupSync:

@@ -1,0 +1,62 @@
+"""`scripts/bench`: runs the parts, prints one table and what peers reach, writes JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+PARTS = ("core", "socket", "copy", "idle", "start")
+PEERS = (
+    ("FlexKV", "match of 512 blocks, 1 M-block C++ index", "10.5 µs"),
+    ("FlexKV", "match and insert of 512 new blocks", "18.7 µs"),
+    ("FlexKV", "evict one of 250,000 leaves", "47 ms"),
+    ("LMCache daemon", "ping p50 / p99", "211 / 395 µs"),
+    ("LMCache daemon", "one-chunk lookup p50 / p99", "987 / 5,026 µs"),
+    ("LMCache daemon", "store, CPU and speed", "1.33 CPU-s per GB at 0.91 GB/s"),
+    ("LMCache daemon", "retrieve, CPU and speed", "0.61 CPU-s per GB at 1.64 GB/s"),
+    ("LMCache daemon", "start", "10 s"),
+)
+
+
+def main() -> int:
+    """Measure, print, write; the exit code is 1 if any figure misses its bar."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--only", action="append", choices=PARTS, help="this part only; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
+    chosen = parser.parse_args()
+    console, progress = Console(), Console(stderr=True)
+    rows: list[dict[str, Any]] = []
+    for name in chosen.only or PARTS:
+        with progress.status(f"measuring: {name}"):
+            rows += importlib.import_module(f"scripts.bench_parts.{name}").rows()
+    console.print(_figures(rows))
+    console.print(_peers())
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def _figures(rows: list[dict[str, Any]]) -> Table:
+    table = Table("what", "value", "unit", "bar", "", title="flexkvd on this machine")
+    table.columns[1].justify = "right"
+    for row in rows:
+        verdict = "" if not row["bar"] else "[green]met[/]" if row["ok"] else "[red]missed[/]"
+        table.add_row(row["name"], f"{row['value']:,.4g}", row["unit"], row["bar"], verdict)
+    return table
+
+
+def _peers() -> Table:
+    table = Table("system", "what", "value", title="peers, on the same class of machine (2 cores, no GPU)")
+    for peer in PEERS:
+        table.add_row(*peer)
+    return table
+
+
+sys.exit(main())

@@ -1,0 +1,212 @@
+"""The planner alone: match, eviction, a realistic mix of events, and what its index weighs.
+
+Copies finish at once, so the figures are the planner's own time. The index is frozen for the garbage
+collector after it is built, as the daemon does it.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from flexkv_py.core.config import PlannerConfig
+from flexkv_py.core.messages import (
+    BlocksFound,
+    FoundBlock,
+    Instruction,
+    LoadAsked,
+    MatchAsked,
+    NamespaceSpec,
+    SaveAsked,
+    SaveHints,
+    SessionOpened,
+    StartCopies,
+    Tier,
+    TransferResult,
+    TransfersFinished,
+)
+from flexkv_py.core.planner import Planner
+from flexkv_py.keys import KEY_BYTES, ROOT, BlockKey, namespace_digest
+from scripts.bench_parts.row import percentile, row
+
+NAMESPACE = namespace_digest(b"bench", "bench", 0)
+CHUNKS = 8
+SPEC = NamespaceSpec(NAMESPACE, (4096,) * CHUNKS)
+CHAIN = 512
+MILLION = 1 << 20
+KEYS_PER_EVENT = 32
+MIX_EVENTS = 20_000
+
+
+def rows() -> list[dict[str, Any]]:
+    """The rows of design §9 for the core, measured now."""
+    return [*_match_in_a_million(), *_memory_with_frames(), *_eviction(), *_mix()]
+
+
+class Bench:
+    """A planner of one session, whose copies finish as soon as they start."""
+
+    def __init__(self, dram_blocks: int, *tiers: Tier) -> None:
+        pages = dram_blocks * CHUNKS
+        self.planner = Planner(
+            PlannerConfig(
+                tiers=(Tier.DRAM, *tiers),
+                segment_bytes=4096 * min(pages, 1 << 16),
+                dram_segments=-(-pages // (1 << 16)),
+                ssd_bytes=1 << 50,
+                story_events_max=4096,
+            )
+        )
+        self._ids = iter(range(1, 1 << 40))
+        self.planner.handle(SessionOpened(1, SPEC, 0, 0))
+
+    def save(self, keys: list[BlockKey], parent: BlockKey = ROOT) -> None:
+        self.finish(self.planner.handle(SaveAsked(1, next(self._ids), keys, parent, 0, Tier.DRAM, SaveHints(), 0)))
+
+    def load(self, keys: list[BlockKey]) -> None:
+        self.finish(self.planner.handle(LoadAsked(1, next(self._ids), keys, 0, 0)))
+
+    def match(self, keys: Sequence[BlockKey]) -> list[Instruction]:
+        return self.planner.handle(MatchAsked(1, next(self._ids), keys, (), 0, 0))
+
+    def finish(self, instructions: list[Instruction]) -> None:
+        todo = deque(instructions)
+        while todo:
+            copies = todo.popleft()
+            if isinstance(copies, StartCopies):
+                results = [TransferResult(block.transfer, chunks=copies.chunks) for block in copies.blocks]
+                todo.extend(self.planner.handle(TransfersFinished(results, 0)))
+
+
+def _fresh_keys(seed: int) -> Iterator[BlockKey]:
+    chance = random.Random(seed)
+    while True:
+        yield BlockKey(chance.randbytes(KEY_BYTES))
+
+
+def _chains(seed: int, blocks: int, length: int) -> Iterator[list[BlockKey]]:
+    keys = _fresh_keys(seed)
+    for _ in range(blocks // length):
+        yield list(islice(keys, length))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _match_in_a_million() -> list[dict[str, Any]]:
+    gc.collect()
+    before = _resident_bytes()
+    bench = Bench(1024, Tier.SSD)
+    chains = []
+    for number, keys in enumerate(_chains(1, MILLION, CHAIN)):
+        blocks = [
+            FoundBlock(key, parent, number * CHAIN + at)
+            for at, (parent, key) in enumerate(zip([ROOT, *keys[:-1]], keys, strict=True))
+        ]
+        bench.planner.handle(BlocksFound(Tier.SSD, NAMESPACE, 0, 4096 * (CHUNKS + 1), blocks, 0, SPEC.chunk_bytes))
+        if number % 16 == 0:
+            chains.append(keys)
+    gc.collect()
+    weight = (_resident_bytes() - before) / MILLION
+    gc.freeze()
+    times = []
+    for _ in range(20):
+        for keys in chains:
+            started = time.perf_counter_ns()
+            [answer] = bench.match(keys)
+            times.append((time.perf_counter_ns() - started) / 1000)
+            assert answer.length == CHAIN
+    gc.unfreeze()
+    return [
+        row("core: full-hit match of 512 blocks in 1 M, p50", percentile(times, 50), "µs", most=10),
+        row("core: full-hit match of 512 blocks in 1 M, p99", percentile(times, 99), "µs"),
+        row("core: memory of one block on SSD", weight, "bytes", most=400),
+    ]
+
+
+def _memory_with_frames() -> list[dict[str, Any]]:
+    gc.collect()
+    before = _resident_bytes()
+    count = MILLION // 4
+    bench = _full(count)
+    gc.collect()
+    weight = (_resident_bytes() - before) / count
+    del bench
+    return [row("core: memory of one block with its DRAM frames", weight, "bytes", most=600)]
+
+
+def _full(dram_blocks: int) -> Bench:
+    """A planner whose DRAM is full of READY blocks, all of them candidates for eviction."""
+    bench = Bench(dram_blocks)
+    for keys in _chains(2, dram_blocks, CHAIN):
+        bench.save(keys)
+    return bench
+
+
+def _eviction() -> list[dict[str, Any]]:
+    """Time of a save that has to evict, less the time of the same save into free room."""
+    costs = {}
+    for candidates in (25_600, 256_000, 1_024_000):
+        bench = _full(candidates)
+        gc.collect()
+        gc.freeze()
+        evicting = _save_us(bench, seed=3)
+        gc.unfreeze()
+        costs[candidates] = max(0.0, evicting - _save_us(Bench(65_536), seed=4))
+        del bench
+    flat = costs[1_024_000] / costs[25_600]
+    return [
+        *(
+            row(f"core: evict one block, {count:,} candidates", cost, "µs", most=20 if count == 256_000 else None)
+            for count, cost in costs.items()
+        ),
+        row("core: evicting from 1 M against 25 k", flat, "×", most=2),
+    ]
+
+
+def _save_us(bench: Bench, seed: int) -> float:
+    """Median time per block of saving chains of 32 new blocks."""
+    times = []
+    for keys in _chains(seed, 500 * KEYS_PER_EVENT, KEYS_PER_EVENT):
+        started = time.perf_counter_ns()
+        bench.save(keys)
+        times.append((time.perf_counter_ns() - started) / 1000 / KEYS_PER_EVENT)
+    return percentile(times, 50)
+
+
+def _mix() -> list[dict[str, Any]]:
+    """Of the blocks 70 % are matched, 15 % loaded to the end, 15 % saved to the end with eviction."""
+    bench = _full(256_000)
+    chance = random.Random(5)
+    recent = deque(_chains(6, 2048 * KEYS_PER_EVENT, KEYS_PER_EVENT), maxlen=2048)
+    for keys in recent:
+        bench.save(keys)
+    fresh = list(_chains(7, MIX_EVENTS * 15 // 100 * KEYS_PER_EVENT, KEYS_PER_EVENT))
+    kinds = ["save"] * len(fresh) + ["load"] * len(fresh) + ["match"] * (MIX_EVENTS - 2 * len(fresh))
+    chance.shuffle(kinds)
+    targets = [chance.randrange(2048) for _ in kinds]
+    gc.collect()
+    gc.freeze()
+    started = time.process_time()
+    for kind, target in zip(kinds, targets, strict=True):
+        if kind == "match":
+            bench.match(recent[target])
+        elif kind == "load":
+            bench.load(recent[target])
+        else:
+            keys = fresh.pop()
+            bench.save(keys)
+            recent.append(keys)
+    seconds = time.process_time() - started
+    gc.unfreeze()
+    return [
+        row("core: block operations, realistic mix", MIX_EVENTS * KEYS_PER_EVENT / seconds / 1000, "k/s", least=300)
+    ]

@@ -1,0 +1,41 @@
+"""Types of command-line arguments: each turns a word into a value, or says what would have been right."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
+
+
+def byte_size(word: str) -> int:
+    """`512`, `64KiB`, `2GiB`, `1.5GB` → bytes."""
+    found = _SIZE.fullmatch(word.strip())
+    if found is None or found[2].lower() not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{word!r} is no size: write bytes, or 64KiB, 512MiB, 2GiB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def positive(word: str) -> int:
+    """A whole number of at least 1."""
+    if not word.isascii() or not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number of at least 1")
+    return int(word)
+
+
+def block_count(word: str) -> int | None:
+    """A number of blocks of at least 1; `inf` → None."""
+    return None if word == "inf" else positive(word)
+
+
+def writable_file(word: str) -> Path:
+    """A file that can be made or replaced: found out before a long run, not after it."""
+    path = Path(word)
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{word!r} cannot be written: name a file in a writable folder")
+    return path

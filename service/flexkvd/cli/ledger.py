@@ -1,0 +1,74 @@
+"""What a replay itself saw happen, and whether the daemon's metrics say the same.
+
+Every count here is made from replies to this run's own requests. The comparison holds only while no
+other client uses the daemon.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from flexkv_py.core.messages import Outcome, Tier
+from flexkvd.cli.admin import Samples
+
+WRONG_KEPT_MAX = 100
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts in blocks; latencies in seconds, one per request that had such a step."""
+
+    requests: int = 0
+    blocks: int = 0
+    matched: int = 0
+    hits: Counter[Tier] = field(default_factory=Counter)
+    """Blocks loaded with all their bytes right, by the tier they were taken from."""
+    loads: Counter[Outcome] = field(default_factory=Counter)
+    saves: Counter[Outcome] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    """The first blocks that came back with wrong bytes."""
+    wrong_count: int = 0
+    match_s: list[float] = field(default_factory=list)
+    load_s: list[float] = field(default_factory=list)
+    save_s: list[float] = field(default_factory=list)
+
+    def add(self, other: Ledger) -> None:
+        """Take over what another client of the same run counted."""
+        self.requests += other.requests
+        self.blocks += other.blocks
+        self.matched += other.matched
+        self.hits.update(other.hits)
+        self.loads.update(other.loads)
+        self.saves.update(other.saves)
+        self.wrong = (self.wrong + other.wrong)[:WRONG_KEPT_MAX]
+        self.wrong_count += other.wrong_count
+        self.match_s += other.match_s
+        self.load_s += other.load_s
+        self.save_s += other.save_s
+
+    def found_wrong(self, block_id: int, tier: Tier) -> None:
+        self.wrong_count += 1
+        if len(self.wrong) < WRONG_KEPT_MAX:
+            self.wrong.append(f"block {block_id} from {tier.name.lower()}")
+
+    def differences(self, before: Samples, after: Samples) -> list[str]:
+        """Where the daemon counted otherwise than this run, in words; empty when both agree."""
+        found = []
+        for what, own in self._as_metrics():
+            name = ("flexkv_planner_total", (what,))
+            theirs = int(after.get(name, 0) - before.get(name, 0))
+            if theirs != own:
+                found.append(f"{what}: the daemon counted {theirs}, this run {own}")
+        return found
+
+    def _as_metrics(self) -> Iterator[tuple[str, int]]:
+        """The same counts under the daemon's names."""
+        yield "matched_keys_hit", self.matched
+        yield "matched_keys_miss", self.blocks - self.matched
+        for tier in (Tier.DRAM, Tier.SSD, Tier.S3):
+            yield f"hits_{tier.name.lower()}", self.hits[tier]
+        for outcome in Outcome:
+            yield f"load_keys_{outcome.value}", self.loads[outcome]
+            yield f"save_keys_{outcome.value}", self.saves[outcome]

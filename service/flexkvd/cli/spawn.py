@@ -1,0 +1,125 @@
+"""Starts a daemon of one's own for a run: configuration, sockets and SSD directory in a temporary folder.
+
+Used by `flexkv replay --spawn` and the benchmarks. The daemon is ended by SIGTERM, and by SIGKILL if it
+does not drain in time; the folder goes with it.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkvd.cli.admin import AdminClient
+
+MIB = 1 << 20
+START_S_MAX = 60.0
+STOP_S_MAX = 30.0
+_POLL_S = 0.02
+_LOG_LINES = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Room per tier in bytes (None: no such tier), S3 as `http://host:port/bucket/prefix`."""
+
+    dram_bytes: int = 256 * MIB
+    ssd_bytes: int | None = None
+    s3_url: str | None = None
+    admission: str = "always"
+
+
+class SpawnedDaemon:
+    """A running flexkvd; `with` ends it."""
+
+    def __init__(self, sizes: Sizes, environment: dict[str, str] | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="flexkv-")
+        folder = Path(self._folder.name)
+        self.socket = str(folder / "worker.sock")
+        self.admin = AdminClient(str(folder / "admin.sock"))
+        self._log = folder / "flexkvd.log"
+        config = folder / "flexkvd.toml"
+        config.write_text(_toml(sizes, folder), encoding="utf-8")
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-m", "flexkvd.main", "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+        self.pid = self._process.pid
+
+    def wait_ready(self) -> None:
+        """Until the tiers are listed and the arena is populated. Raises FlexKVError with the log's end."""
+        end = time.monotonic() + START_S_MAX
+        while True:
+            try:
+                if self.admin.ready():
+                    return
+            except FlexKVError:
+                pass  # its socket is not there yet
+            if self._process.poll() is not None or time.monotonic() > end:
+                state = "ended" if self._process.poll() is not None else f"is not ready after {START_S_MAX:g} s"
+                raise FlexKVError(ErrorCode.NOT_READY, f"the daemon started for this run {state}: {self._last_lines()}")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End it by SIGTERM, or by SIGKILL when it does not drain in time."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_S_MAX)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> SpawnedDaemon:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _last_lines(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return " / ".join(lines[-_LOG_LINES:]) or "it said nothing"
+
+
+def _toml(sizes: Sizes, folder: Path) -> str:
+    segment = 2 * MIB if sizes.dram_bytes % (2 * MIB) == 0 else MIB
+    if sizes.dram_bytes < MIB or sizes.dram_bytes % MIB:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"--dram-bytes {sizes.dram_bytes}: choose a multiple of 1 MiB")
+    parts = [
+        f'[daemon]\nsocket = "{folder}/worker.sock"\n',
+        f'[api]\nsocket = "{folder}/admin.sock"\n',
+        f"[dram]\nbytes = {sizes.dram_bytes}\nsegment_bytes = {segment}\n",
+        f'[planner]\nadmission = "{sizes.admission}"\n',
+    ]
+    if sizes.ssd_bytes is not None:
+        parts.append(f'[ssd]\ndirectory = "{folder}/ssd"\nbytes = {sizes.ssd_bytes}\n')
+    if sizes.s3_url is not None:
+        endpoint, bucket, prefix = split_s3_url(sizes.s3_url)
+        parts.append(f'[s3]\nendpoint_url = "{endpoint}"\nbucket = "{bucket}"\nprefix = "{prefix}"\n')
+    return "\n".join(parts)
+
+
+def split_s3_url(url: str) -> tuple[str, str, str]:
+    """`http://host:port/bucket/prefix` → endpoint, bucket, prefix. Raises FlexKVError (`bad_argument`)."""
+    parts = urlsplit(url)
+    bucket, _, prefix = parts.path.strip("/").partition("/")
+    if parts.scheme not in ("http", "https") or not parts.netloc or not bucket or '"' in url:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT,
+            f"--s3-url {url!r}: write http://host:port/bucket/prefix (credentials come from the environment)",
+        )
+    return f"{parts.scheme}://{parts.netloc}", bucket, prefix or "replay"

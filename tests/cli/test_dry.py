@@ -1,0 +1,78 @@
+"""`flexkv replay --dry`: the planner's hits are those of a plain LRU, and the published ones."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from flexkvd.cli import main
+from flexkvd.cli.dry import DryRun
+from tests.published import MOONCAKE, WEKA, lru_hit_ratio, needs_traces
+
+
+def chat(seed: int, requests: int) -> list[list[int]]:
+    """Conversations that grow turn by turn, interleaved; ids name whole prefixes, as in the traces."""
+    chance = random.Random(seed)
+    fresh = iter(range(1, 1 << 30))
+    conversations = [[0] for _ in range(20)]
+    asked = []
+    for _ in range(requests):
+        conversation = chance.choice(conversations)
+        conversation += [next(fresh) for _ in range(chance.randrange(6))]
+        asked.append(list(conversation))
+        if len(conversation) > 40:
+            conversation[1:] = []
+    return asked
+
+
+@pytest.mark.parametrize("capacity", [50, 150, 400, None])
+def test_the_planner_hits_what_a_plain_lru_hits(capacity):
+    """With room for several requests at least, both orders of eviction are the same, block for block."""
+    requests = chat(seed=1, requests=600)
+    dry = DryRun(capacity, "lru")
+    for ids in requests:
+        dry.serve(ids)
+    assert dry.count.blocks == sum(map(len, requests))
+    assert dry.count.ratio == pytest.approx(lru_hit_ratio(requests, capacity), abs=0.003)
+
+
+def test_a_request_larger_than_the_cache_is_served_too(capsys):
+    """What finds no room is not cached, and the run goes on."""
+    dry = DryRun(4, "lru")
+    for _ in range(3):
+        dry.serve(range(10))
+    assert dry.count.requests == 3
+    assert 0 <= dry.count.hits <= 12
+
+
+def test_the_command_prints_and_writes_both_ratios(tmp_path, capsys):
+    """Counting every listed block, and full blocks only; the JSON has `hit_ratio_blocks`."""
+    trace, result = tmp_path / "trace.jsonl", tmp_path / "result.json"
+    line = {"timestamp": 0, "input_length": 1300, "output_length": 1, "hash_ids": [0, 1, 2]}
+    trace.write_text(f"{json.dumps(line)}\n" * 4)
+    assert main(["replay", str(trace), "--dry", "--dram-blocks", "inf", "--limit", "2", "--json", str(result)]) == 0
+    written = json.loads(result.read_text())
+    assert written["hit_ratio_blocks"] == 0.5
+    assert (written["requests"], written["blocks"], written["full_blocks"]) == (2, 6, 4)
+    assert "50.00%  (3 of 6)" in capsys.readouterr().out
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("path", "blocks", "percent_min", "percent_max"),
+    [
+        (MOONCAKE, 10_000, 20.8, 21.4),
+        pytest.param(MOONCAKE, 30_000, 32.3, 32.9, marks=pytest.mark.full),
+        pytest.param(MOONCAKE, None, 36.3, 36.9, marks=pytest.mark.full),
+        pytest.param(WEKA, 10_000, 90.6, 91.7, marks=pytest.mark.full),
+        pytest.param(WEKA, 30_000, 95.4, 96.0, marks=pytest.mark.full),
+    ],
+)
+def test_the_planner_reaches_the_published_ratio(tmp_path, path, blocks, percent_min, percent_max):
+    """The command itself, on a published trace, gives the published hit ratio."""
+    result = tmp_path / "result.json"
+    room = "inf" if blocks is None else str(blocks)
+    assert main(["replay", str(path), "--dry", "--dram-blocks", room, "--json", str(result)]) == 0
+    assert percent_min <= 100 * json.loads(result.read_text())["hit_ratio_blocks"] <= percent_max
