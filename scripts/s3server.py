@@ -149,6 +149,7 @@ class S3Server:
             "master.volumeSizeLimitMB": 1024,
             "admin.ui": "false",
             "webdav": "false",
+            "master.electionTimeout": "1s",
             "s3.config": identities,
             "s3.autoCreateBucket": "false",
             "s3.port.iceberg": 0,
@@ -170,16 +171,27 @@ class S3Server:
         """Wait until it serves every bucket; False when the process has ended or the time is over."""
         assert self._process is not None
         client, end = self.client(), time.monotonic() + READY_TIMEOUT_S
-        missing = list(self._buckets)
-        while missing and self._process.poll() is None and time.monotonic() < end:
-            try:
-                client.create_bucket(Bucket=missing[0])
-            except client.exceptions.BucketAlreadyOwnedByYou:
-                missing.pop(0)  # asked again on purpose: it answers before it is ready to serve
-            except (BotoCoreError, ClientError):
-                time.sleep(0.05)
-        client.close()
-        return not missing
+        try:
+            while self._process.poll() is None and time.monotonic() < end:
+                try:
+                    for bucket in self._buckets:
+                        _serve_once(client, bucket)
+                except (BotoCoreError, ClientError):
+                    time.sleep(0.05)
+                else:
+                    return True
+            return False
+        finally:
+            client.close()
+
+
+def _serve_once(client: S3Client, bucket: str) -> None:
+    """Make the bucket and take one object through it: the server answers long before it can store."""
+    with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+        client.create_bucket(Bucket=bucket)
+    client.put_object(Bucket=bucket, Key="ready", Body=b"ready")
+    client.get_object(Bucket=bucket, Key="ready")["Body"].read()
+    client.delete_object(Bucket=bucket, Key="ready")
 
 
 def _identities() -> dict[str, object]:
