@@ -84,6 +84,10 @@ class S3Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
     def __enter__(self) -> S3Server:
         self.start()
         return self

@@ -31,18 +31,14 @@ def shared_server() -> S3Server:
     return server
 
 
+def patient(prefix: str) -> S3Config:
+    """A prefix of the shared bucket, with timeouts that a busy machine does not meet."""
+    return S3Config("flexkv", prefix, endpoint_url=shared_server().endpoint_url, sign_payload=False, retry_count_max=3)
+
+
 def impatient(prefix: str) -> S3Config:
     """For tests that wait for timeouts."""
-    return S3Config(
-        "flexkv",
-        prefix,
-        endpoint_url=shared_server().endpoint_url,
-        sign_payload=False,
-        connect_timeout_s=0.5,
-        read_timeout_s=0.5,
-        operation_timeout_s=2.0,
-        retry_count_max=3,
-    )
+    return replace(patient(prefix), connect_timeout_s=0.5, read_timeout_s=0.5, operation_timeout_s=2.0)
 
 
 class S3Backing:
@@ -51,7 +47,7 @@ class S3Backing:
     capacity_bytes: int | None = None
 
     def __init__(self, directory: Path, arena: Arena) -> None:
-        self._config = replace(impatient(directory.name), operation_timeout_s=20.0, read_timeout_s=5.0)
+        self._config = patient(directory.name)
         self._arena = arena
 
     def store(self) -> TierStore:

@@ -84,7 +84,7 @@ class S3Store:
         self._prober: asyncio.Task[None] | None = None  # runs while the breaker is open
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
-        self._deletes = DeleteBatches(lambda names: self._ask(lambda: Delete(names)))
+        self._deletes = DeleteBatches(self._delete)
         self._closed = False
         self._counts: Counter[str] = Counter()
 
@@ -164,6 +164,11 @@ class S3Store:
         }
 
     # ------------------------------------------------------------- attempts
+
+    async def _delete(self, names: list[str]) -> None:
+        self._counts["delete_requests"] += 1
+        request = Delete(names)
+        await self._ask(lambda: request)
 
     async def _page(self, request: ListPage) -> Page:
         """One page of the listing, whenever the bucket is ready to give it."""
