@@ -99,13 +99,14 @@ class S3Server:
         """Start and wait until it answers. After `stop` or `kill` it comes back on the same ports."""
         assert self._process is None
         self.directory.mkdir(parents=True, exist_ok=True)
+        first = not self._ports
         for _ in range(START_ATTEMPTS_MAX):
-            self._ports = self._ports or _free_ports(self._port_wanted)
+            if first:  # a port may have been taken since the attempt before
+                self._ports = _free_ports(self._port_wanted)
             self._process = self._exec()
             if self._answers():
                 return
-            self.kill()  # a port may have been taken meanwhile: try others
-            self._ports = {}
+            self.kill()
         raise RuntimeError(f"the S3 server did not start; see {self._log}")
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from tests.tiers.contract import SMALL, Frames, assert_readable, block, content,
 from tests.tiers.s3_backing import impatient, patient, shared_server
 
 KIB = 1024
-LARGE = (512 * KIB,) * 8
+LARGE = (2048 * KIB,) * 8
 """More than the socket buffers between server and client hold."""
 
 
@@ -87,6 +87,7 @@ async def until_up(store, frames, name):
 
 # ------------------------------------------------------------------ damage
 
+
 def flip(data, at):
     return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
@@ -136,9 +137,13 @@ def test_only_chunks_before_the_damage_are_yielded(frames, config, bucket):
         await store.write(block(1), frames.fill(block(1), lengths))
         put_bytes(bucket, config, block(1), flip(get_bytes(bucket, config, block(1)), 4096 + 20 * KIB))
         target, landed = frames.take(lengths), []
-        with pytest.raises(TierFault) as caught:
+
+        async def read():
             async for chunk in store.read(block(1), 0, target):
-                landed.append(chunk)
+                landed.append(chunk)  # noqa: PERF401 - what landed before the fault counts
+
+        with pytest.raises(TierFault) as caught:
+            await read()
         assert caught.value.fault is Fault.CORRUPT
         assert landed == [0, 1]
         assert frames.bytes_of(target)[:2] == content(block(1), lengths)[:2]
@@ -172,11 +177,12 @@ def test_swapped_and_foreign_objects_are_corrupt(frames, config, bucket):
         ({"bucket": "nowhere"}, ErrorCode.S3_BUCKET_MISSING, "s3.bucket"),
         ({"endpoint_url": "http://127.0.0.1:9"}, ErrorCode.S3_UNREACHABLE, "s3.endpoint_url"),
         ({}, ErrorCode.S3_DENIED, "credentials"),
+        ({"region": "no region!"}, ErrorCode.BAD_CONFIG, "s3.region"),
     ],
-    ids=["bucket", "endpoint", "credentials"],
+    ids=["bucket", "endpoint", "credentials", "region"],
 )
 def test_a_bucket_that_cannot_be_used_is_a_coded_error(frames, config, monkeypatch, change, code, setting):
-    """Start says what is wrong and where to look: no such bucket, no server, wrong credentials."""
+    """Start says what is wrong and where to look: no such bucket, no server, wrong credentials, no such region."""
     if code is ErrorCode.S3_DENIED:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
 
@@ -216,10 +222,19 @@ def test_a_store_whose_start_failed_recovers_by_itself(frames, config):
             server.start()
 
 
-@pytest.mark.parametrize("field", ["bucket", "processes", "threads", "operation_timeout_s", "addressing_style"])
+@pytest.mark.parametrize(
+    "field", ["bucket", "endpoint_url", "processes", "threads", "operation_timeout_s", "addressing_style"]
+)
 def test_bad_settings_are_named(field):
     """A setting out of range is refused with its name."""
-    bad = {"bucket": "", "processes": 0, "threads": 1000, "operation_timeout_s": 0.0, "addressing_style": "odd"}
+    bad = {
+        "bucket": "",
+        "endpoint_url": "127.0.0.1:9000",
+        "processes": 0,
+        "threads": 1000,
+        "operation_timeout_s": 0.0,
+        "addressing_style": "odd",
+    }
     with pytest.raises(FlexKVError, match=f"s3.{field}") as caught:
         S3Config(**{"bucket": "b", field: bad[field]})
     assert caught.value.code is ErrorCode.BAD_CONFIG
@@ -324,6 +339,13 @@ def test_a_byte_worker_killed_in_mid_transfer(frames, config):
     run(store, scene)
 
 
+def test_the_test_server_listens_on_loopback_only():
+    """No port of the S3 server under test can be reached from outside."""
+    listening = [each for each in psutil.Process(shared_server().pid).net_connections() if each.status == "LISTEN"]
+    assert len(listening) >= 5
+    assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
+
+
 # ----------------------------------------------------- listings and deletes
 
 
@@ -336,7 +358,12 @@ def test_a_listing_ignores_what_is_not_ours(frames, config, bucket):
         for name in ours:
             await store.write(name, frames.fill(name, SMALL))
         right = object_name(config.prefix, block(9))
-        for foreign in ("readme.txt", "a/b/c", right[len(config.prefix) + 1 :].upper(), right[len(config.prefix) + 1 :] + ".tmp"):
+        for foreign in (
+            "readme.txt",
+            "a/b/c",
+            right[len(config.prefix) + 1 :].upper(),
+            right[len(config.prefix) + 1 :] + ".tmp",
+        ):
             bucket.put_object(Bucket=config.bucket, Key=f"{config.prefix}/{foreign}", Body=b"x")
         bucket.put_object(Bucket=config.bucket, Key=f"{config.prefix}2/{right}", Body=b"x")  # a neighbour's
         put_bytes(bucket, config, block(9), b"not a whole page")
