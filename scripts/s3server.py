@@ -125,8 +125,9 @@ class S3Server:
             process.kill()
             process.wait()
         for port in self._ports.values():  # it leaves its Unix sockets behind
-            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                left.unlink(missing_ok=True)
+            for number in (port, port + _GRPC_OFFSET):
+                for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                    left.unlink(missing_ok=True)
 
     def suspend(self) -> None:
         """Let it hang: connections open, no answer."""
