@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flexkv_py.core.planner import Planner
-
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
+    Instruction,
     LoadAsked,
     MatchAnswered,
     MatchAsked,
@@ -23,11 +22,12 @@ from flexkv_py.core.messages import (
     SessionOpened,
     StartCopies,
     TicketFinished,
-    TimePassed,
     Tier,
+    TimePassed,
     TransferResult,
     TransfersFinished,
 )
+from flexkv_py.core.planner import Planner
 from flexkv_py.keys import KEY_BYTES, ROOT, BlockKey, namespace_digest
 from flexkv_py.traces.request import BLOCKS_PER_REQUEST_MAX
 
