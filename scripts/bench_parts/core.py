@@ -16,8 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flexkv_py.core.planner import Planner
-
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
     BlocksFound,
@@ -34,6 +32,7 @@ from flexkv_py.core.messages import (
     TransferResult,
     TransfersFinished,
 )
+from flexkv_py.core.planner import Planner
 from flexkv_py.keys import KEY_BYTES, ROOT, BlockKey, namespace_digest
 from scripts.bench_parts.row import percentile, row
 

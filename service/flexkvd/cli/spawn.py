@@ -7,10 +7,12 @@ does not drain in time; the folder goes with it.
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +24,7 @@ from flexkvd.cli.admin import AdminClient
 MIB = 1 << 20
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
-_POLL_S = 0.02
+_POLL_S = 0.01
 _LOG_LINES = 5
 
 
@@ -57,17 +59,30 @@ class SpawnedDaemon:
             )
         self.pid = self._process.pid
 
+    def wait_socket(self) -> None:
+        """Until the worker socket takes connections. Raises FlexKVError with the log's end."""
+        self._wait(self._listens, "does not listen")
+
     def wait_ready(self) -> None:
         """Until the tiers are listed and the arena is populated. Raises FlexKVError with the log's end."""
+        self._wait(self._ready, "is not ready")
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.socket) == 0
+
+    def _ready(self) -> bool:
+        try:
+            return self.admin.ready()
+        except FlexKVError:
+            return False  # its socket is not there yet
+
+    def _wait(self, reached: Callable[[], bool], failure: str) -> None:
         end = time.monotonic() + START_S_MAX
-        while True:
-            try:
-                if self.admin.ready():
-                    return
-            except FlexKVError:
-                pass  # its socket is not there yet
-            if self._process.poll() is not None or time.monotonic() > end:
-                state = "ended" if self._process.poll() is not None else f"is not ready after {START_S_MAX:g} s"
+        while not reached():
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > end:
+                state = "ended" if ended else f"{failure} after {START_S_MAX:g} s"
                 raise FlexKVError(ErrorCode.NOT_READY, f"the daemon started for this run {state}: {self._last_lines()}")
             time.sleep(_POLL_S)
 
