@@ -1,20 +1,14 @@
 """The blocking client against a real process behind a real socket."""
 
 import os
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from flexkv_py.client import Client, GoingAway, Outcome, PagedLayout, create_memory
-from flexkv_py.client.session import DAEMON_MESSAGES_MAX
+from flexkv_py.client import Client, Outcome, PagedLayout, create_memory
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import ROOT, keys_of_tokens, namespace_digest
 
-from .conftest import GEOMETRY, Daemon
-from .echo_daemon import HANG_UP, SAY_FAREWELL, STOP_READING, TALK_NONSENSE
+from .conftest import GEOMETRY
 
 
 def refused(code: ErrorCode):

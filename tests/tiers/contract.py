@@ -190,9 +190,8 @@ class TierContract:
 
         async def first(store: TierStore) -> None:
             await write_all(store, frames, [block(1)])
-            with backing.failing_writes():
-                with pytest.raises(TierFault):
-                    await store.write(block(2), frames.fill(block(2), SMALL))
+            with backing.failing_writes(), pytest.raises(TierFault):
+                await store.write(block(2), frames.fill(block(2), SMALL))
             await write_all(store, frames, [block(3)])
 
         async def second(store: TierStore) -> None:
