@@ -17,6 +17,8 @@ import msgspec
 from flexkv_py.geometry import Geometry
 
 PROTOCOL_VERSION = 1
+ROW_PATH_TAGS = range(40, 60)
+"""What a client will say on the row path; refused as unsupported until it is there."""
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 ROOT_PARENT = b""
 """An empty parent field stands for the zero key."""

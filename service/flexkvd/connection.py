@@ -142,6 +142,9 @@ class Connection:
             log.info("closed a client (pid %d): %s", self.peer.pid, error)
             self._receiver.refused(self, error)
             self.close_after_replies()
+        except Exception:
+            log.exception("a bug while serving a client (pid %d): its connection is closed", self.peer.pid)
+            self.close()
         finally:
             self._corked = False
         if not data:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import flexkv_py
 from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd.metrics import Metrics, Samples
+from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, TIER_GAUGES, Metrics, Samples
 from flexkvd.parts import Parts
 
 
@@ -77,17 +77,21 @@ class Operator:
     def samples(self) -> Mapping[str, Samples]:
         """Values of every counter and gauge of `metrics.FAMILIES`."""
         parts = self._parts
-        links = {link.name: link for link in parts.executor.links.values()}
+        counters, facts = _nested(parts.planner.counters), parts.planner.snapshot()
+        links = {(link.name,): link for link in parts.executor.links.values()}
         return {
-            "flexkv_planner_total": parts.planner.counters,
+            **{
+                each.name: {(label,): count for label, count in counters.get(each.of, {}).items()}
+                for each in PLANNER_COUNTERS
+            },
+            **{each.name: {(tier,): tiers[each.of] for tier, tiers in facts["tiers"].items()} for each in TIER_GAUGES},
+            **{each.name: {(): facts[each.of]} for each in PLANNER_GAUGES},
             "flexkv_link_bytes_total": {(name,): count for name, count in parts.executor.traffic.bytes.items()},
-            "flexkv_link_faults_total": dict(parts.executor.traffic.faults),
-            "flexkv_link_waiting": {(name,): link.waiting for name, link in links.items()},
-            "flexkv_link_running": {(name,): link.running for name, link in links.items()},
+            "flexkv_link_faults_total": parts.executor.traffic.faults,
+            "flexkv_link_waiting": {name: link.waiting for name, link in links.items()},
+            "flexkv_link_running": {name: link.running for name, link in links.items()},
             "flexkv_request_errors_total": {(code,): count for code, count in parts.server.failures.items()},
-            "flexkv_state": _flat(parts.planner.snapshot()),
-            "flexkv_sessions": {(): parts.sessions.count},
-            "flexkv_arena_bytes": {(): parts.arena.room_bytes},
+            "flexkv_connections": {(): parts.server.connections},
             "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
             "flexkv_events_total": {(): parts.engine.events},
             "flexkv_ready": {(): parts.readiness.ready},
@@ -99,14 +103,3 @@ def _nested(counters: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]
     for (name, label), count in counters.items():
         nested.setdefault(name, {})[label] = count
     return nested
-
-
-def _flat(facts: Mapping[str, object], prefix: str = "") -> dict[tuple[str, ...], float]:
-    """Numbers of a nested dictionary, named by their path."""
-    flat: dict[tuple[str, ...], float] = {}
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float):
-            flat[(f"{prefix}{name}",)] = value
-    return flat

@@ -22,30 +22,74 @@ LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 @dataclass(frozen=True)
 class Family:
-    """One metric: `labels` are the label names; a counter's name ends in `_total`."""
+    """One metric; a counter's name ends in `_total`. `of` is the planner's own name of what it shows."""
 
     name: str
     kind: str
     help: str
     labels: tuple[str, ...] = ()
+    of: str = ""
 
 
-FAMILIES = (
-    Family("flexkv_planner_total", "counter", "What the planner counts.", ("what", "label")),
+PLANNER_COUNTERS = tuple(
+    Family(f"flexkv_{name}_total", "counter", help_text, (label,), name)
+    for name, label, help_text in (
+        ("matched_keys", "result", "Keys asked for by match, by hit or miss."),
+        ("hits", "tier", "Blocks loaded into a worker, by the tier they came from."),
+        ("load_keys", "outcome", "Keys of loads, by outcome."),
+        ("save_keys", "outcome", "Keys of saves, by outcome."),
+        ("prefetch_keys", "outcome", "Keys of prefetches, by outcome."),
+        ("promotions", "tier", "Blocks promoted to DRAM, by the tier they came from."),
+        ("demotions", "tier", "Blocks demoted, by the tier they went to."),
+        ("evictions", "tier", "Copies evicted, by tier."),
+        ("found", "tier", "Blocks of an earlier life found at start, by tier."),
+        ("faults", "what", "Failed transfers, by tier and fault."),
+        ("tier_changes", "what", "Times a tier went down or came back."),
+        ("refused_requests", "code", "Requests the planner refused, by error code."),
+    )
+)
+TIER_GAUGES = tuple(
+    Family(f"flexkv_tier_{name}", "gauge", help_text, ("tier",), name)
+    for name, help_text in (
+        ("up", "1 when the tier serves."),
+        ("used_bytes", "Bytes in use in a tier."),
+        ("capacity_bytes", "Room of a tier; 0: no limit of ours."),
+        ("evictable_blocks", "Blocks of a tier that nothing pins."),
+        ("reclaimable_blocks", "Evictable blocks of a tier that have a copy below."),
+        ("writes_in_flight", "Blocks being written into a tier."),
+    )
+)
+PLANNER_GAUGES = tuple(
+    Family(f"flexkv_{name}", "gauge", help_text, (), name)
+    for name, help_text in (
+        ("blocks", "Blocks known, in any tier."),
+        ("indexes", "Namespaces and shards known."),
+        ("sessions", "Connected clients."),
+        ("tickets", "Running loads, saves, prefetches and flushes."),
+        ("leases", "Leases held."),
+        ("transfers", "Transfers that have not ended."),
+        ("promotions_in_flight", "Blocks on their way up."),
+        ("loads_waiting", "Blocks to load that wait for room in DRAM."),
+        ("saves_waiting", "Blocks to save that wait for room in DRAM."),
+        ("demands_waiting", "Blocks that must go down and wait for their turn."),
+    )
+)
+SHELL_FAMILIES = (
     Family("flexkv_link_bytes_total", "counter", "Bytes moved over a link.", ("link",)),
     Family("flexkv_link_faults_total", "counter", "Transfers that failed, by link and fault.", ("link", "fault")),
     Family("flexkv_link_waiting", "gauge", "Moves that wait for their turn on a link.", ("link",)),
     Family("flexkv_link_running", "gauge", "Moves that run on a link.", ("link",)),
     Family("flexkv_request_errors_total", "counter", "Coded errors sent to workers.", ("code",)),
-    Family("flexkv_state", "gauge", "What the planner holds now: blocks, bytes, leases … by name.", ("what",)),
-    Family("flexkv_sessions", "gauge", "Connected clients."),
-    Family("flexkv_arena_bytes", "gauge", "Size of the DRAM arena."),
+    Family("flexkv_connections", "gauge", "Open connections, greeted or not."),
     Family("flexkv_arena_populated_bytes", "gauge", "How much of the arena is populated."),
     Family("flexkv_events_total", "counter", "Events the planner handled."),
     Family("flexkv_ready", "gauge", "1 when /readyz answers 200."),
+)
+HISTOGRAMS = (
     Family("flexkv_ticket_seconds", "histogram", "Time from a ticket's opening to its end.", ("kind",)),
     Family("flexkv_loop_lag_seconds", "histogram", "How late the event loop runs a timer."),
 )
+FAMILIES = (*PLANNER_COUNTERS, *TIER_GAUGES, *PLANNER_GAUGES, *SHELL_FAMILIES, *HISTOGRAMS)
 
 Samples = Mapping[Any, float]
 """Values by a tuple of label values."""
@@ -64,26 +108,15 @@ class Metrics(Collector):
         self._source = source
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        helps = {family.name: family.help for family in FAMILIES}
-        self._tickets = {
-            kind: histogram
-            for histograms in [
-                Histogram(
-                    "flexkv_ticket_seconds",
-                    helps["flexkv_ticket_seconds"],
-                    ("kind",),
-                    buckets=LATENCY_BUCKETS_S,
-                    registry=self._registry,
-                )
-            ]
-            for kind, histogram in ((kind, histograms.labels(kind.value)) for kind in TicketKind)
-        }
-        self._lag = Histogram(
-            "flexkv_loop_lag_seconds", helps["flexkv_loop_lag_seconds"], buckets=LAG_BUCKETS_S, registry=self._registry
+        tickets, lag = HISTOGRAMS
+        ticket_seconds = Histogram(
+            tickets.name, tickets.help, tickets.labels, buckets=LATENCY_BUCKETS_S, registry=self._registry
         )
+        self._ticket_seconds = {kind: ticket_seconds.labels(kind.value) for kind in TicketKind}
+        self._lag = Histogram(lag.name, lag.help, buckets=LAG_BUCKETS_S, registry=self._registry)
 
     def ticket_ended(self, kind: TicketKind, seconds: float) -> None:
-        self._tickets[kind].observe(seconds)
+        self._ticket_seconds[kind].observe(seconds)
 
     def loop_lagged(self, seconds: float) -> None:
         self._lag.observe(seconds)
@@ -98,10 +131,9 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         samples = self._source.samples()
         for family in FAMILIES:
-            if family.kind == "histogram":
-                continue
-            make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = make(family.name, family.help, labels=family.labels)
-            for labels, value in samples[family.name].items():
-                metric.add_metric(labels, value)
-            yield metric
+            if family.kind != "histogram":
+                make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+                metric = make(family.name, family.help, labels=family.labels)
+                for labels, value in samples[family.name].items():
+                    metric.add_metric(labels, value)
+                yield metric

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.wire.codec import decode_client, encode, request_id
+from flexkv_py.wire.codec import decode_client, encode, is_row_path, request_id
 from flexkv_py.wire.messages import PROTOCOL_VERSION, ClientMessage, Failed, GoingAway, Hello, Welcome
 from flexkvd.config import DaemonTable, LimitsTable
 from flexkvd.connection import Connection, Peer
@@ -25,6 +25,7 @@ from flexkvd.sessions import Session, Sessions
 log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN_MAX = 32
+ACCEPT_PAUSE_S = 0.1
 NAME_CHARS_MAX = 256
 """Longest tenant, instance or client name."""
 ROLES = ("worker", "scheduler")
@@ -93,7 +94,13 @@ class Server:
         self._draining = False
         self._greeted: dict[Connection, Session] = {}
         self._ungreeted: dict[Connection, asyncio.TimerHandle] = {}
-        loop.add_reader(listener, self._accept)
+        self._accept_again: asyncio.TimerHandle | None = None
+        self._listen()
+
+    @property
+    def connections(self) -> int:
+        """Open connections, greeted or not."""
+        return len(self._greeted) + len(self._ungreeted)
 
     def going_away(self, reason: str, grace_ms: int) -> None:
         """Accept nobody any more and tell everybody."""
@@ -103,6 +110,8 @@ class Server:
 
     def close(self) -> None:
         """Stop listening and close every connection."""
+        if self._accept_again is not None:
+            self._accept_again.cancel()
         self._loop.remove_reader(self._listener)
         for connection in [*self._greeted, *self._ungreeted]:
             connection.close()
@@ -112,10 +121,11 @@ class Server:
         try:
             message = decode_client(body)
         except FlexKVError as error:
+            if is_row_path(body):
+                self._fail(connection, request_id(body), _row_path_refused())
+                return
             self._fail(connection, request_id(body), error)
-            if error.code is not ErrorCode.UNSUPPORTED:
-                raise _Answered(error) from error
-            return
+            raise _Answered(error) from error
         session = self._greeted.get(connection)
         if session is None or type(message) is Hello:
             self._greet(connection, session, message)
@@ -145,19 +155,24 @@ class Server:
         if session is not None:
             self._sessions.close(session)
 
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
     def _accept(self) -> None:
         for _ in range(ACCEPTS_PER_TURN_MAX):
             try:
                 connected, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:  # out of descriptors: the others go on, this one is tried again
+            except OSError as error:  # out of descriptors: the listener stays readable, so look away for a while
                 log.warning("cannot accept a client: %s", error)
+                self._loop.remove_reader(self._listener)
+                self._accept_again = self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
                 return
             connection = Connection(connected, self, self._loop, self._limits.write_buffer_bytes_max)
             late = self._loop.call_later(self._limits.hello_s_max, self._too_late, connection)
             self._ungreeted[connection] = late
-            if len(self._greeted) + len(self._ungreeted) > 2 * self._limits.sessions_max:
+            if self.connections > 2 * self._limits.sessions_max:
                 connection.close()
 
     def _too_late(self, connection: Connection) -> None:
@@ -234,6 +249,11 @@ class Server:
         retry_after_ms = round((error.retry_after_s or 0.0) * 1000)
         with contextlib.suppress(FlexKVError):
             connection.send(encode(Failed(request, error.code.value, error.message, retry_after_ms)))
+
+
+def _row_path_refused() -> FlexKVError:
+    why = "this version serves no row path (attach, pages, report): load whole blocks instead"
+    return FlexKVError(ErrorCode.UNSUPPORTED, why)
 
 
 class _Answered(FlexKVError):
