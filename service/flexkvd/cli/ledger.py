@@ -66,12 +66,13 @@ class Ledger:
 
     def _as_metrics(self, block_bytes: int) -> Iterator[tuple[str, dict[str, str], int]]:
         """The same counts under the daemon's names."""
-        counts = [("matched_keys", "hit", self.matched), ("matched_keys", "miss", self.blocks - self.matched)]
-        counts += [("hits", tier.name.lower(), self.hits[tier]) for tier in (Tier.DRAM, Tier.SSD, Tier.S3)]
-        counts += [("load_keys", outcome.value, self.loads[outcome]) for outcome in Outcome]
-        counts += [("save_keys", outcome.value, self.saves[outcome]) for outcome in Outcome]
-        for what, label, own in counts:
-            yield "flexkv_planner_total", {"what": what, "label": label}, own
+        yield "flexkv_matched_keys_total", {"result": "hit"}, self.matched
+        yield "flexkv_matched_keys_total", {"result": "miss"}, self.blocks - self.matched
+        for tier in (Tier.DRAM, Tier.SSD, Tier.S3):
+            yield "flexkv_hits_total", {"tier": tier.name.lower()}, self.hits[tier]
+        for outcome in Outcome:
+            yield "flexkv_load_keys_total", {"outcome": outcome.value}, self.loads[outcome]
+            yield "flexkv_save_keys_total", {"outcome": outcome.value}, self.saves[outcome]
         if self.loads.keys() <= _COPIED_OR_NOT and self.saves.keys() <= _COPIED_OR_NOT:
             links = {"dram_worker": self.loads[Outcome.LOADED], "worker_dram": self.saves[Outcome.STORED]}
             for link, blocks in links.items():
