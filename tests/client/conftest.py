@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -14,20 +15,19 @@ from flexkv_py.client import Client
 from flexkv_py.geometry import Geometry, Plane
 
 GEOMETRY = Geometry(planes=(Plane("kv", tuple(range(8)), 64),), chunk_bytes_min=4096)
-SCRIPT = Path(__file__).with_name("echo_daemon.py")
 
 
 class Daemon:
     """A child process that listens at `path`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, script: str = "echo_daemon.py") -> None:
         self.path = path
+        self._command = [sys.executable, str(Path(__file__).with_name(script)), str(path)]
         self.process = self._spawn()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, str(SCRIPT), str(self.path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, env=environment)
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         return process
@@ -39,6 +39,12 @@ class Daemon:
         assert self.process.stdout is not None
         self.process.stdout.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.kill()
+
     def restart(self) -> None:
         self.kill()
         self.process = self._spawn()
@@ -46,9 +52,8 @@ class Daemon:
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path / "worker.sock")
-    yield daemon
-    daemon.kill()
+    with Daemon(tmp_path / "worker.sock") as daemon:
+        yield daemon
 
 
 @pytest.fixture
