@@ -1,10 +1,13 @@
 """The blocking client against a real process behind a real socket."""
 
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flexkv_py.client import Client, Outcome, PagedLayout, create_memory
+from flexkv_py.client import Client, GoingAway, Outcome, PagedLayout, create_memory
+from flexkv_py.client.session import DAEMON_MESSAGES_MAX
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import ROOT, keys_of_tokens, namespace_digest
 
