@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
@@ -41,8 +41,10 @@ UNDO_MESSAGES_MAX = 256
 """Cancels and releases kept for the next request; beyond that the daemon's deadlines end what is left."""
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 2.0
+"""Pause after the first failed attempt to connect, and after many."""
 
 SPONTANEOUS_TAG_MIN = 128
+"""Tags from here on are the daemon's own messages, which answer nothing."""
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -175,7 +177,7 @@ class Session:
             frame = bytearray().join([*self._undo, frame])
             self._undo = []
         call = Call(message.id, expect, frame)
-        self._outstanding[call.id] = call  # type: ignore[assignment]  # a Call of any reply
+        self._outstanding[call.id] = cast(Call[Message], call)  # kept as a call of any reply
         return call
 
     # -------------------------------------------------------------- replies

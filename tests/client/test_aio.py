@@ -99,7 +99,7 @@ def test_a_killed_daemon_fails_everything_and_comes_back(play, daemon):
         async with asyncio.timeout(1):
             assert await asyncio.gather(*waiting) == [ErrorCode.DAEMON_LOST] * 3
         assert await refusal_of(client.ping()) is ErrorCode.DAEMON_LOST
-        daemon.process = daemon._spawn()
+        daemon.start()
         await client.connect()
         assert client.boot != boot
         assert await refusal_of(ticket.wait()) is ErrorCode.DAEMON_LOST

@@ -1,5 +1,7 @@
 """What becomes of a client when its daemon is lost: coded errors at once, then a new life by itself."""
 
+import random
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +39,7 @@ def test_a_killed_daemon_fails_every_waiting_thread_at_once(daemon, client):
         killed_s = time.monotonic()
         daemon.kill()
         assert all(future.result() - killed_s < 1 for future in waiting)
-    daemon.process = daemon._spawn()
+    daemon.start()
     client.ping()
     assert client.boot != boot
     assert memory.registration.handle.life == client._session.life
@@ -57,7 +59,6 @@ def test_a_loss_is_noticed_while_nobody_calls(daemon, client):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     ends_with(ErrorCode.DAEMON_LOST, ticket.wait)
-    daemon.process = daemon._spawn()
 
 
 def test_attempts_are_spaced_by_the_back_off(daemon, client):
@@ -72,7 +73,7 @@ def test_attempts_are_spaced_by_the_back_off(daemon, client):
         time.sleep(0.002)
     tried = [message for message in messages if "next connection is tried in" not in message]
     assert 3 <= len(tried) <= 6  # the loss itself, then about 0, 50, 150 and 350 ms
-    daemon.process = daemon._spawn()
+    daemon.start()
     client.connect()
     client.ping()
 
@@ -123,3 +124,64 @@ def test_a_refused_hello_is_told_as_it_is(daemon):
     with pytest.raises(FlexKVError, match="this token is unknown"):
         client.ping()
     client.close()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the reader", "a follower"])
+def test_an_interrupted_thread_leaves_the_others_in_order(client, first):
+    """An exception from a signal handler in one waiting thread, reading or not, costs no other its reply."""
+    keys = client.keys(range(64))
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            delay_s = 0.05 if first else 0.0
+            others = [threads.submit(lambda: time.sleep(delay_s) or client.match(keys, hold_s=0.4)) for _ in range(2)]
+            time.sleep(0.0 if first else 0.05)
+            signal.setitimer(signal.ITIMER_REAL, 0.15)
+            with pytest.raises(InterruptedError):
+                client.match(keys, hold_s=1.5)
+            assert [other.result(timeout=2).length for other in others] == [1, 1]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    client.ping()
+
+
+def test_a_storm_of_restarts_leaves_nobody_waiting(daemon, client):
+    """Six threads call while the daemon is killed three times: no call outlasts a second, and all go on after it."""
+    memory, keys, stop, longest_s = register(client), client.keys(range(3 * 64)), threading.Event(), [0.0] * 6
+
+    def work(thread: int) -> int:
+        answered, chance = 0, random.Random(thread)
+        calls = [
+            client.ping,
+            lambda: client.match(keys, hold_s=chance.random() / 50),
+            lambda: client.load(keys, range(12), memory, deadline_s=0.01).wait(),
+            lambda: client.prefetch(keys, deadline_s=0.02).wait(timeout_s=0.005),
+            client.poll,
+        ]
+        while not stop.wait(0.002):
+            start_s = time.monotonic()
+            try:
+                chance.choice(calls)()
+                answered = answered + 1 if restarted.is_set() else 0
+            except FlexKVError as error:
+                if error.code is not ErrorCode.DAEMON_LOST:
+                    raise
+            longest_s[thread] = max(longest_s[thread], time.monotonic() - start_s)
+        return answered
+
+    restarted = threading.Event()
+    with ThreadPoolExecutor(6) as threads:
+        working = [threads.submit(work, thread) for thread in range(6)]
+        for _ in range(3):
+            time.sleep(0.2)
+            daemon.restart()
+        client.connect()
+        restarted.set()
+        time.sleep(0.4)
+        stop.set()
+        assert all(future.result() > 0 for future in working)
+    assert max(longest_s) < 1
