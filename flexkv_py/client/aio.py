@@ -20,7 +20,7 @@ from flexkv_py.client import requests
 from flexkv_py.client.aio_link import AsyncLink
 from flexkv_py.client.requests import TicketProgress
 from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile
-from flexkv_py.client.sockets import connect_socket, enlist, forked
+from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
 from flexkv_py.errors import FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
@@ -88,7 +88,7 @@ class AsyncClient:
             if self._link is not None:
                 self._link.lose("this client was closed")
                 self._link = None
-            self._session.close_descriptors()
+            forget_memories(self._session)
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -238,7 +238,7 @@ class AsyncClient:
         if self._link is not None:
             self._link.close_in_fork()
             self._link = None
-        self._session.close_descriptors()
+        forget_memories(self._session)
 
     def _check_usable(self) -> None:
         if self._refusal is not None:

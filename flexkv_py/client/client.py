@@ -20,7 +20,7 @@ from flexkv_py.client import requests
 from flexkv_py.client.handles import Lease, MatchResult, Memory, Ticket
 from flexkv_py.client.link import Link
 from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile
-from flexkv_py.client.sockets import connect_socket, enlist, forked
+from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
@@ -89,7 +89,7 @@ class Client:
             if self._link is not None:
                 self._link.close("this client was closed")
                 self._link = None
-            self._session.close_descriptors()
+            forget_memories(self._session)
 
     def __enter__(self) -> Self:
         self.connect()
@@ -251,7 +251,7 @@ class Client:
         if self._link is not None:
             self._link.close_in_fork()
             self._link = None
-        self._session.close_descriptors()
+        forget_memories(self._session)
 
     def _check_usable(self) -> None:
         if self._refusal is not None:

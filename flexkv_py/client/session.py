@@ -8,7 +8,6 @@ feed it bytes, and lock it where threads share it.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
@@ -303,12 +302,6 @@ class Session:
         """Keep a memory that was registered; it comes back in every later life. Raises DAEMON_LOST."""
         self.require(registration.handle)
         self.registrations.append(registration)
-
-    def close_descriptors(self) -> None:
-        """Forget all memories and close this client's duplicates of them."""
-        for registration in self.registrations:
-            os.close(registration.descriptor)
-        self.registrations.clear()
 
 
 def lost_meanwhile() -> FlexKVError:
