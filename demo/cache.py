@@ -19,6 +19,8 @@ from flexkv_py.keys import ROOT
 _HOLD_S = 30.0
 _LOAD_DEADLINE_S = 10.0
 _SAVE_DEADLINE_S = 10.0
+_ACKNOWLEDGED_AT = "ssd"
+"""A save is over when the block would survive the daemon; `dram` would be over sooner and promise less."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class DaemonCache:
                 return _NothingSaving()
             parent = keys[first_block - 1] if first_block else ROOT
             pages = context.block_pages(first_block, len(keys))
-            ticket = self._client.save(keys[first_block:], pages, memory, parent=parent, deadline_s=_SAVE_DEADLINE_S)
+            ticket = self._client.save(keys[first_block:], pages, memory, parent, _SAVE_DEADLINE_S, _ACKNOWLEDGED_AT)
         except FlexKVError as error:
             self._note(error)
             return _NothingSaving()

@@ -15,8 +15,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from demo.model import CHUNK_TOKENS, SparseTransformer, sample
+from demo.model import SparseTransformer, sample
 from demo.paged import PagedKV, RequestKV
+from demo.shape import CHUNK_TOKENS
 
 
 class LoadFellShortError(Exception):

@@ -27,6 +27,29 @@ _ANSWER_S_MAX = 120.0
 _LINE_BYTES_MAX = 4 << 20
 _LOG_LINES = 30
 
+_DRAM_SHARE, _SSD_SHARE = 0.5, 0.75
+"""Of the bytes that a run saves in all."""
+
+_CONFIG = """\
+[daemon]
+socket = "{worker}"
+
+[api]
+socket = "{admin}"
+
+[dram]
+bytes = "{dram_mib}MiB"
+segment_bytes = "1MiB"
+
+[ssd]
+directory = "{ssd}"
+bytes = "{ssd_mib}MiB"
+
+[s3]
+bucket = "flexkv"
+endpoint_url = "{endpoint_url}"
+"""
+
 
 class DemoError(Exception):
     """The demo cannot go on; the sentence says which process failed and how."""
@@ -139,10 +162,19 @@ class Daemon(Child):
         self._config = work / "flexkvd.toml"
         self._environment: dict[str, str] = {}
 
-    def configure(self, s3: S3Server) -> None:
-        """Write the configuration; credentials go by the environment."""
+    def configure(self, s3: S3Server, working_set_bytes: int) -> None:
+        """Write a configuration in which no tier but S3 holds all of a run; credentials go by the environment."""
         self._environment = s3.environment
-        self._config.write_text(_config_text(self.socket, self._admin, self.ssd_directory, s3.endpoint_url))
+        self._config.write_text(
+            _CONFIG.format(
+                worker=self.socket,
+                admin=self._admin,
+                dram_mib=max(1, round(_DRAM_SHARE * working_set_bytes / 2**20)),
+                ssd=self.ssd_directory,
+                ssd_mib=max(1, round(_SSD_SHARE * working_set_bytes / 2**20)),
+                endpoint_url=s3.endpoint_url,
+            )
+        )
 
     async def begin(self) -> None:
         """Start and return once every tier has told what it holds."""
@@ -205,25 +237,3 @@ def _call(path: Path, method: str, target: str, body: dict[str, object] | None) 
         return 0, ""
     finally:
         connection.close()
-
-
-def _config_text(worker: Path, admin: Path, ssd: Path, endpoint_url: str) -> str:
-    return f"""\
-[daemon]
-socket = "{worker}"
-
-[api]
-socket = "{admin}"
-
-[dram]  # about half of the blocks of a run
-bytes = "24MiB"
-segment_bytes = "1MiB"
-
-[ssd]
-directory = "{ssd}"
-bytes = "64MiB"
-
-[s3]
-bucket = "flexkv"
-endpoint_url = "{endpoint_url}"
-"""

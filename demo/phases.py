@@ -20,7 +20,7 @@ from demo.report import Phase, Served
 from demo.show import Show
 from demo.workload import Turn
 
-TURNS_MIN = 4
+TURNS_MIN = 5
 _CALLS_WHILE_DOWN = 4
 """So many calls are answered between the daemon's death and its restart."""
 
@@ -37,16 +37,20 @@ class Step:
 
 
 def plan(turns: int) -> list[Step]:
-    """First turns are cold; the rest is shared out over the warm, the crash and the S3 phase."""
+    """First turns are cold; the others are shared out over the phases that follow, the first getting more."""
     assert turns >= TURNS_MIN
-    warm_end = 1 + -(-(turns - 1) // 3)
-    crash_end = warm_end + -(-(turns - warm_end) // 2)
-    return [
-        Step(Phase("cold"), range(1)),
-        Step(Phase("warm, on other workers", ("dram", "ssd"), must_be_faster=True), range(1, warm_end)),
-        Step(Phase("killed and restarted", ("ssd",)), range(warm_end, crash_end)),
-        Step(Phase("SSD lost, S3 alone", ("s3",), must_be_faster=True), range(crash_end, turns)),
-    ]
+    phases = (
+        Phase("warm, on other workers", ("dram", "ssd"), must_be_faster=True),
+        Phase("daemon killed in mid-run", must_meet_errors=True),
+        Phase("restarted", ("ssd",), must_be_faster=True),
+        Phase("SSD lost, S3 alone", ("s3",), must_be_faster=True),
+    )
+    steps, first = [Step(Phase("cold"), range(1))], 1
+    for number, phase in enumerate(phases):
+        last = first + -(-(turns - first) // (len(phases) - number))
+        steps.append(Step(phase, range(first, last)))
+        first = last
+    return steps
 
 
 class Demo:
@@ -61,14 +65,15 @@ class Demo:
     async def run(self) -> list[Phase]:
         """Play everything without the daemon, then phase by phase with it."""
         steps = plan(len(self._sessions[0]))
-        cold, warm, crash, s3_alone = steps
+        cold, warm, killed, restarted, s3_alone = steps
         await self._baseline(steps)
         self._histories = [[] for _ in self._sessions]
         await self._daemon.begin()
         self._show.say("daemon started, nothing cached")
         await self._measure(cold)
         await self._measure(warm)
-        await self._measure(crash, self._kill_and_restart)
+        await self._measure(killed, self._kill_and_restart)
+        await self._measure(restarted)
         await self._lose_ssd()
         await self._measure(s3_alone)
         return [step.phase for step in steps]
@@ -85,7 +90,7 @@ class Demo:
             step.phase.reference_wall_s = await self._play(step, what, keep, cached=False)
 
     async def _measure(
-        self, step: Step, disturb: Callable[[Phase, LinkMeter], Coroutine[None, None, None]] | None = None
+        self, step: Step, disturb: Callable[[Step, LinkMeter], Coroutine[None, None, None]] | None = None
     ) -> None:
         """The phase's calls with the daemon; `disturb` runs beside them."""
         phase, meter = step.phase, LinkMeter(self._daemon)
@@ -95,7 +100,7 @@ class Demo:
             phase.served.append(Served(turn.session, turn.number, result, self._reference[turn.session, turn.number]))
             self._progress.set()
 
-        disturbances = [disturb(phase, meter)] if disturb is not None else []
+        disturbances = [disturb(step, meter)] if disturb is not None else []
         phase.wall_s, *_ = await _together(
             [self._play(step, f"with daemon: {phase.name}", keep, cached=True), *disturbances]
         )
@@ -103,17 +108,23 @@ class Demo:
         phase.link_bytes = dict(meter.bytes)
 
     async def _play(self, step: Step, what: str, keep: Listener, *, cached: bool) -> float:
-        """All sessions beside each other, each turn on another worker than the one before. Wall seconds."""
+        """Every session's turns, each on another worker than the one before. Wall seconds.
+
+        Agents call in bursts: a session plays its turns of the step one after another, and as many
+        sessions are in a burst as there are workers.
+        """
+        bursts = asyncio.Semaphore(len(self._workers))
 
         async def play(session: Sequence[Turn], history: list[int], advance: Callable[[], None]) -> None:
-            for number in step.turns:
-                turn = session[number]
-                prompt = turn.prompt(history)
-                worker = self._workers[turn.worker(len(self._workers))]
-                result = await worker.ask(WorkRequest(prompt, turn.new_tokens, turn.seed, cached))
-                history[:] = [*prompt, *result.tokens]
-                keep(turn, result)
-                advance()
+            async with bursts:
+                for number in step.turns:
+                    turn = session[number]
+                    prompt = turn.prompt(history)
+                    worker = self._workers[turn.worker(len(self._workers))]
+                    result = await worker.ask(WorkRequest(prompt, turn.new_tokens, turn.seed, cached))
+                    history[:] = [*prompt, *result.tokens]
+                    keep(turn, result)
+                    advance()
 
         started = time.perf_counter()
         with self._show.step(what, len(self._sessions) * len(step.turns)) as advance:
@@ -121,17 +132,20 @@ class Demo:
             await _together([play(session, history, advance) for session, history in pairs])
         return time.perf_counter() - started
 
-    async def _kill_and_restart(self, phase: Phase, meter: LinkMeter) -> None:
-        """SIGKILL in mid-run; the workers go on alone for some calls; then the daemon comes back by its SSD and S3."""
+    async def _kill_and_restart(self, step: Step, meter: LinkMeter) -> None:
+        """SIGKILL in mid-run, the workers go on alone, and some calls later the daemon starts again beside them."""
+        phase, calls = step.phase, len(self._sessions) * len(step.turns)
         await self._until_served(phase, len(self._sessions) // 2)
         await meter.close_life()
         await self._daemon.kill()
         killed_at = len(phase.served)
         self._show.say("daemon killed with SIGKILL; the workers go on")
-        await self._until_served(phase, killed_at + _CALLS_WHILE_DOWN)
+        await self._until_served(phase, min(killed_at + _CALLS_WHILE_DOWN, calls))
         await self._daemon.begin()
         await meter.open_life(fresh=True)
-        self._show.say(f"daemon restarted; {len(phase.served) - killed_at} calls were answered without it")
+        self._show.say(
+            f"daemon restarted from SSD and S3; {len(phase.served) - killed_at} calls were answered meanwhile"
+        )
 
     async def _until_served(self, phase: Phase, count: int) -> None:
         while len(phase.served) < count:

@@ -43,6 +43,8 @@ class Phase:
     wanted_tiers: tuple[str, ...] = ()
     """Tiers that must have served blocks, or the phase has not shown what it is for."""
     must_be_faster: bool = False
+    must_meet_errors: bool = False
+    """The daemon dies in it: some call must have met that."""
     served: list[Served] = field(default_factory=list)
     wall_s: float = 0.0
     reference_wall_s: float = 0.0
@@ -83,6 +85,8 @@ class Phase:
                 found.append(f"session {one.session} turn {one.number}: the same tokens from other logits")
         hits = self.hits
         found += [f"no block was served from {tier}" for tier in self.wanted_tiers if not hits[tier]]
+        if self.must_meet_errors and not self.errors:
+            found.append("no call noticed that the daemon had died")
         with_daemon, without = self.ttft_ms(with_daemon=True)[0], self.ttft_ms(with_daemon=False)[0]
         if self.must_be_faster and with_daemon >= without:
             found.append(f"median TTFT is {with_daemon:.0f} ms with the daemon and {without:.0f} ms without it")
@@ -140,27 +144,31 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def table_of(phases: Sequence[Phase]) -> Table:
-    """One row per phase."""
-    table = Table(title="TTFT and throughput: with the daemon (without it)", title_justify="left")
+    """One row per phase; figures without the daemon stand below those with it."""
+    table = Table(title="with the daemon, and below it without", title_justify="left", pad_edge=False)
     table.add_column("phase")
-    for name in ("calls", "TTFT p50 ms", "TTFT p95 ms", "tokens/s", *(f"{tier} hit" for tier in TIERS)):
+    for name in ("calls", "TTFT ms\np50", "\np95", "tokens\n/s", *(f"{tier}\nhit" for tier in TIERS)):
         table.add_column(name, justify="right")
-    table.add_column("moved, MiB", justify="right")
-    table.add_column("identical")
+    table.add_column("MiB moved", justify="right")
+    table.add_column("iden-\ntical")
     for phase in phases:
-        p50, p95 = phase.ttft_ms(with_daemon=True)
-        p50_without, p95_without = phase.ttft_ms(with_daemon=False)
+        times = zip(phase.ttft_ms(with_daemon=True), phase.ttft_ms(with_daemon=False), strict=True)
         rates = phase.tokens_per_s(with_daemon=True), phase.tokens_per_s(with_daemon=False)
-        moved = [f"{link} {count / 2**20:.1f}" for link, count in phase.link_bytes.items() if count]
+        moved = [f"{_arrow(link)} {count / 2**20:.1f}" for link, count in sorted(phase.link_bytes.items()) if count]
         identical = all(one.tokens_identical and one.logits_identical for one in phase.served)
         table.add_row(
-            phase.name,
+            phase.name.replace(", ", ",\n"),
             str(len(phase.served)),
-            f"{p50:.0f} ({p50_without:.0f})",
-            f"{p95:.0f} ({p95_without:.0f})",
-            f"{rates[0]:.0f} ({rates[1]:.0f})",
+            *(f"{with_daemon:.0f}\n{without:.0f}" for with_daemon, without in times),
+            f"{rates[0]:.0f}\n{rates[1]:.0f}",
             *(f"{phase.hits[tier] / max(phase.blocks, 1):.0%}" for tier in TIERS),
             "\n".join(moved),
             "[green]yes[/]" if identical else "[bold red]NO[/]",
+            end_section=True,
         )
     return table
+
+
+def _arrow(link: str) -> str:
+    """`ssd_dram` as `ssd→dram`."""
+    return link.replace("_", "→")

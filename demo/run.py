@@ -22,8 +22,9 @@ from rich.console import Console
 from demo.fleet import Daemon, DemoError, Worker
 from demo.phases import TURNS_MIN, Demo
 from demo.report import Phase, table_of
+from demo.shape import ModelShape
 from demo.show import Show
-from demo.workload import Turn, agent_sessions, block_reuse, trace_sessions
+from demo.workload import Turn, agent_sessions, block_reuse, trace_sessions, working_set_blocks
 from flexkv_py.errors import FlexKVError
 from scripts.s3server import S3Server
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         phases = asyncio.run(_run(options, _sessions(options), console))
     except (DemoError, FlexKVError) as error:
-        console.print(f"[bold red]failed:[/] {error}", highlight=False)
+        console.print(f"[bold red]failed:[/] {error}", highlight=False, soft_wrap=True)
         return 1
     except asyncio.CancelledError:
         console.print("interrupted; every process was ended")
@@ -89,14 +90,17 @@ async def _run(options: argparse.Namespace, sessions: list[list[Turn]], console:
             stack.push_async_callback(child.stop)
         for worker in workers:
             await worker.begin(daemon.socket, options.seed)
-        daemon.configure(stack.enter_context(S3Server(work / "s3")))  # starts while the workers build their models
+        s3 = stack.enter_context(S3Server(work / "s3"))  # starts while the workers build their models
+        daemon.configure(s3, working_set_blocks(sessions) * ModelShape().geometry("").block_bytes)
         await asyncio.gather(*(worker.ready() for worker in workers))
         reuse = block_reuse(sessions)
         show.say(f"{len(workers)} workers and an S3 server run; {len(sessions)} sessions, {reuse:.1%} block reuse")
         try:
             return await Demo(sessions, workers, daemon, show).run()
         except BaseException:
-            console.print(f"the daemon's log ends with:\n{daemon.log_tail()}", highlight=False, markup=False)
+            console.print(
+                f"the daemon's log ends with:\n{daemon.log_tail()}", highlight=False, markup=False, soft_wrap=True
+            )
             raise
     raise AssertionError("an exit stack that suppresses nothing does not end here")
 
@@ -109,7 +113,7 @@ def _work_directory(keep: bool, console: Console) -> Iterator[Path]:
         yield work
     finally:
         if keep:
-            console.print(f"kept: {work}", highlight=False)
+            console.print(f"kept: {work}", highlight=False, soft_wrap=True)
         else:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -117,7 +121,7 @@ def _work_directory(keep: bool, console: Console) -> Iterator[Path]:
 def _conclude(phases: Sequence[Phase], complaints: Sequence[str], console: Console) -> None:
     console.print(table_of(phases))
     for complaint in complaints:
-        console.print(f"[bold red]failed:[/] {complaint}", highlight=False)
+        console.print(f"[bold red]failed:[/] {complaint}", highlight=False, soft_wrap=True)
     if not complaints:
         count = sum(len(one.result.tokens) for phase in phases for one in phase.served)
         console.print(f"[bold green]identical:[/] all {count} generated tokens, and every bit of their logits")

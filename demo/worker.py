@@ -18,8 +18,9 @@ import torch
 from demo.cache import CacheAccount, DaemonCache, NoCache
 from demo.engine import Engine, Generation
 from demo.messages import WorkerReady, WorkRequest, WorkResult
-from demo.model import ModelShape, SparseTransformer
+from demo.model import SparseTransformer
 from demo.paged import PagedKV
+from demo.shape import ModelShape
 from demo.workload import POSITIONS_MAX
 
 _PAGE_TOKENS = 32

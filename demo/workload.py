@@ -22,17 +22,17 @@ from pathlib import Path
 
 import msgspec
 
+from demo.shape import CHUNK_TOKENS, ModelShape
 from flexkv_py.errors import ErrorCode, FlexKVError
 
-BLOCK_TOKENS = 64
 POSITIONS_MAX = 4096
 """Longest context of the demo's model, and the room of a worker's paged KV."""
-VOCABULARY = 1024
 
+_VOCABULARY = ModelShape().vocabulary
 _SCALE = 48
 _SHARED_TOKENS = 16_300 // _SCALE
 _CONTEXT_MEDIAN, _CONTEXT_SIGMA = 102_000 // _SCALE, 0.53
-_CONTEXT_MIN, _CONTEXT_MAX = 10 * BLOCK_TOKENS, 48 * BLOCK_TOKENS
+_CONTEXT_MIN, _CONTEXT_MAX = 10 * CHUNK_TOKENS, 48 * CHUNK_TOKENS
 _GROWTH_MEDIAN, _GROWTH_SIGMA = 0.007, 1.6
 _GROWTH_MAX = 0.25
 _REWRITE_CHANCE = 0.07
@@ -94,7 +94,7 @@ def _agent_session(session: int, turns: int, seed: int, shared: tuple[int, ...])
 
 def _tokens(name: str, count: int) -> tuple[int, ...]:
     chance = random.Random(name)  # noqa: S311 - a workload, not a secret
-    return tuple(chance.randrange(VOCABULARY) for _ in range(count))
+    return tuple(chance.randrange(_VOCABULARY) for _ in range(count))
 
 
 # ------------------------------------------------------------ a real trace
@@ -150,7 +150,7 @@ def _read(path: Path) -> Iterator[_Call]:
 
 
 def _fits(call: _Call) -> bool:
-    return 0 < len(call.blocks()) * BLOCK_TOKENS <= POSITIONS_MAX - BLOCK_TOKENS - _NEW_TOKENS
+    return 0 < len(call.blocks()) * CHUNK_TOKENS <= POSITIONS_MAX - CHUNK_TOKENS - _NEW_TOKENS
 
 
 def _replayed(session: int, calls: Sequence[_Call]) -> Iterator[Turn]:
@@ -159,10 +159,10 @@ def _replayed(session: int, calls: Sequence[_Call]) -> Iterator[Turn]:
         blocks = call.blocks()
         same = next((at for at, pair in enumerate(zip(before, blocks, strict=False)) if pair[0] != pair[1]), None)
         common = min(len(before), len(blocks)) if same is None else same
-        added = [token for block in blocks[common:] for token in _tokens(f"{call.session}/{block}", BLOCK_TOKENS)]
-        tail = call.input_length // _SCALE % BLOCK_TOKENS or 1
+        added = [token for block in blocks[common:] for token in _tokens(f"{call.session}/{block}", CHUNK_TOKENS)]
+        tail = call.input_length // _SCALE % CHUNK_TOKENS or 1
         added += _tokens(f"{call.session}/tail/{number}", tail)
-        yield Turn(session, number, common * BLOCK_TOKENS, tuple(added), _NEW_TOKENS)
+        yield Turn(session, number, common * CHUNK_TOKENS, tuple(added), _NEW_TOKENS)
         before = blocks
 
 
@@ -171,6 +171,15 @@ def block_reuse(sessions: Sequence[Sequence[Turn]]) -> float:
     reused = total = 0
     for session in sessions:
         for before, turn in pairwise(session):
-            reused += min(turn.kept, before.prompt_tokens) // BLOCK_TOKENS
-            total += turn.prompt_tokens // BLOCK_TOKENS
+            reused += min(turn.kept, before.prompt_tokens) // CHUNK_TOKENS
+            total += turn.prompt_tokens // CHUNK_TOKENS
     return reused / total
+
+
+def working_set_blocks(sessions: Sequence[Sequence[Turn]]) -> int:
+    """Different blocks that a whole run computes and saves, the shared prompt once per session."""
+    count = 0
+    for session in sessions:
+        for turn in session:
+            count += (turn.prompt_tokens + turn.new_tokens) // CHUNK_TOKENS - turn.kept // CHUNK_TOKENS
+    return count

@@ -1,23 +1,31 @@
-"""What exists is documented: every module, setting, route, metric and error code; and nothing else is."""
+"""What exists is documented, and nothing else: modules, settings, routes, metrics, messages, errors, parts."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
+
+import pytest
+from fastapi.routing import APIRoute
 
 from flexkv_py.errors import ErrorCode
+from flexkv_py.wire.messages import ClientMessage, DaemonMessage
+from flexkvd.api import make_app
+from flexkvd.config import describe
+from flexkvd.metrics import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"flexkv_py": "flexkv_py", "flexkv_tiers": "tiers/flexkv_tiers", "flexkvd": "service/flexkvd"}
 
 
-def modules() -> set[str]:
-    """Dotted names of every module; a package counts as one module if it holds code of its own."""
-    found = set()
+def modules() -> list[str]:
+    """Dotted names of all modules and packages."""
+    found = []
     for name, folder in PACKAGES.items():
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            found.add(".".join((name, *parts)).removesuffix(".__init__"))
+            found.append(".".join((name, *parts)).removesuffix(".__init__"))
     return found
 
 
@@ -31,6 +39,53 @@ def test_every_module_has_its_line():
     assert sorted(first_cells("ARCHITECTURE.md")) == sorted(modules())
 
 
+def test_every_setting_is_documented():
+    """docs/configuration.md and the example file name every key of every table."""
+    keys = [f"{key.table}.{key.name}" for key in describe()]
+    assert sorted(first_cells("docs/configuration.md")) == sorted(keys)
+    example = (ROOT / "service/flexkvd.example.toml").read_text()
+    missing = [key.name for key in describe() if not re.search(rf"^#? ?{key.name} = ", example, re.MULTILINE)]
+    assert missing == []
+
+
+def test_every_route_is_documented():
+    """docs/rest.md names every route with its method."""
+    app = make_app(control=None, token="")
+    routes = [
+        f"{method} {route.path}" for route in app.routes if isinstance(route, APIRoute) for method in route.methods
+    ]
+    assert sorted(first_cells("docs/rest.md")) == sorted(routes)
+
+
+def test_every_metric_is_documented():
+    """docs/metrics.md names every metric."""
+    assert sorted(first_cells("docs/metrics.md")) == sorted(family.name for family in FAMILIES)
+
+
+def test_every_message_is_documented():
+    """docs/protocol.md names every message with its tag."""
+    document = (ROOT / "docs/protocol.md").read_text()
+    messages = [*get_args(ClientMessage), *get_args(DaemonMessage)]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", document, re.MULTILINE)
+    assert sorted(rows) == sorted((each.__name__, str(each.__struct_config__.tag)) for each in messages)
+
+
 def test_every_error_is_explained():
     """docs/errors.md gives cause and cure of each code, once."""
     assert sorted(first_cells("docs/errors.md")) == sorted(code.value for code in ErrorCode)
+
+
+def test_every_benchmark_is_described():
+    """docs/benchmarks.md has a row for each part of scripts/bench."""
+    rows = re.findall(r"^\| (\w+) \| ", (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
+    helpers = {"__init__", "__main__", "row"}
+    assert set(rows) - {"part"} == {path.stem for path in (ROOT / "scripts/bench_parts").glob("*.py")} - helpers
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tiers/*.md")]), ids=str
+)
+def test_links_lead_somewhere(path):
+    """Every relative link of every document leads to a file or folder of the repository."""
+    targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []

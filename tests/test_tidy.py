@@ -90,8 +90,8 @@ def test_the_core_stays_readable_in_a_sitting():
 
 @of_all
 def test_a_module_says_what_it_owns(path):
-    """Every module has a docstring."""
-    assert ast.get_docstring(tree(path))
+    """Every module that is not empty has a docstring."""
+    assert not tree(path).body or ast.get_docstring(tree(path))
 
 
 @of_tests

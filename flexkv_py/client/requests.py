@@ -37,7 +37,8 @@ class TicketProgress:
     """How far a ticket is. `done` False means the wait's time ended first: nothing is promised yet.
 
     `chunks` is the mask of chunks that are in the worker for every key; `length` the leading run of
-    keys that are usable; `outcomes` one word per key once done; `stored` what a flush copied.
+    keys that are usable; `outcomes` one word per key once done; `stored` what a flush copied; `tiers`
+    one byte per key once done: the tier a loaded block was taken from (0: none).
     """
 
     done: bool
@@ -47,6 +48,7 @@ class TicketProgress:
     detail: str
     retry_after_s: float | None
     stored: int
+    tiers: bytes
 
 
 def check_path(path: str | Path) -> str:
@@ -119,6 +121,7 @@ def progress_of(progress: Progress) -> TicketProgress:
         detail=progress.detail,
         retry_after_s=progress.retry_after_ms / 1000 if progress.retry_after_ms > 0 else None,
         stored=progress.stored,
+        tiers=progress.tiers,
     )
 
 

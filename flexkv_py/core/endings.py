@@ -152,11 +152,15 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     level, record_bytes = state.levels[copy.tier], block.index.record_bytes
     level.dropping_bytes -= record_bytes
     level.used_bytes -= record_bytes
-    block.set_copy(copy.tier, None)
+    if copy in state.dropped:
+        del state.dropped[copy]
+    else:
+        block.set_copy(copy.tier, None)
     if result.fault is not None:
         state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", copy.tier, f"drop: {result.fault.value}: {result.detail}")
-    settle(state, block)
+    if block.index.blocks.get(block.key) is block:
+        settle(state, block)
 
 
 def _tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:

@@ -119,7 +119,7 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
     used: Counter[Tier] = Counter()
     ordered: Counter[Tier] = Counter()
     dropping: Counter[Tier] = Counter()
-    for copy in copies:
+    for copy in [*copies, *state.dropped]:
         used[copy.tier] += copy.block.index.record_bytes
         ordered[copy.tier] += copy.queue is not None
     writes: Counter[Tier] = Counter()

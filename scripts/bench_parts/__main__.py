@@ -45,6 +45,7 @@ def main() -> int:
 
 def _figures(rows: list[dict[str, Any]]) -> Table:
     table = Table("what", "value", "unit", "bar", "", title="flexkvd on this machine")
+    table.columns[0].no_wrap = True
     table.columns[1].justify = "right"
     for row in rows:
         verdict = "" if not row["bar"] else "[green]met[/]" if row["ok"] else "[red]missed[/]"
@@ -54,6 +55,7 @@ def _figures(rows: list[dict[str, Any]]) -> Table:
 
 def _peers() -> Table:
     table = Table("system", "what", "value", title="peers, on the same class of machine (2 cores, no GPU)")
+    table.columns[1].no_wrap = True
     for peer in PEERS:
         table.add_row(*peer)
     return table

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from demo.engine import Engine, LoadFellShortError
-from demo.model import CHUNK_TOKENS, ModelShape, SparseTransformer
+from demo.model import SparseTransformer
 from demo.paged import PagedKV, RequestKV
+from demo.shape import CHUNK_TOKENS, ModelShape
 
 SMALL = ModelShape(
     vocabulary=97, width=64, hidden_width=96, layers=4, heads=2, latent_width=24, rotary_width=8, top_k=24

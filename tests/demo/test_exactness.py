@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from demo.engine import Engine, Generation
-from demo.model import CHUNK_TOKENS, SparseTransformer
+from demo.model import SparseTransformer
 from demo.paged import PagedKV
+from demo.shape import CHUNK_TOKENS
 from tests.demo.conftest import SMALL, DictCache
 
 BLOCKS = 6

@@ -61,9 +61,9 @@ def test_the_table_and_the_file_carry_the_figures() -> None:
     console = Console(file=io.StringIO(), width=160)
     console.print(table_of([phase]))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("100 (400)", "50%", "40%", "ssd_dram 3.0", "NO"):
+    for text in ("100", "400", "50%", "40%", "ssd→dram 3.0", "NO"):
         assert text in shown
-    assert "s3_dram" not in shown
+    assert "s3→dram" not in shown
     figures = phase.figures()
     assert figures["hit_blocks"] == {"dram": 10, "ssd": 8}
     assert figures["tokens_identical"] is False

@@ -11,10 +11,9 @@ from statistics import mean, median
 import pytest
 
 from demo.phases import TURNS_MIN, plan
+from demo.shape import CHUNK_TOKENS, ModelShape
 from demo.workload import (
-    BLOCK_TOKENS,
     POSITIONS_MAX,
-    VOCABULARY,
     Turn,
     agent_sessions,
     block_reuse,
@@ -47,7 +46,7 @@ def test_calls_fit_the_model() -> None:
             assert turn.added
             assert len(prompt) == turn.prompt_tokens
             assert len(prompt) + turn.new_tokens <= POSITIONS_MAX
-            assert 0 <= min(prompt) <= max(prompt) < VOCABULARY
+            assert 0 <= min(prompt) <= max(prompt) < ModelShape().vocabulary
 
 
 def test_the_statistics_are_those_of_the_trace() -> None:
@@ -67,7 +66,7 @@ def test_sessions_share_their_first_blocks_and_nothing_else() -> None:
     """Two sessions agree in the system prompt and differ from its end on."""
     one, other = (prompts(session)[0] for session in agent_sessions(2, 1, seed=1))
     common = next(at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    assert 5 * BLOCK_TOKENS <= common < 6 * BLOCK_TOKENS
+    assert 5 * CHUNK_TOKENS <= common < 6 * CHUNK_TOKENS
 
 
 def test_each_turn_lands_on_another_worker() -> None:
@@ -104,9 +103,9 @@ def test_a_trace_keeps_its_prefixes(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     [[first, second]] = trace_sessions(path, sessions=1, turns=2)
     assert first.kept == 0
-    assert first.prompt_tokens // BLOCK_TOKENS == 10
-    assert second.kept == 5 * BLOCK_TOKENS
-    assert second.prompt_tokens // BLOCK_TOKENS == 15
+    assert first.prompt_tokens // CHUNK_TOKENS == 10
+    assert second.kept == 5 * CHUNK_TOKENS
+    assert second.prompt_tokens // CHUNK_TOKENS == 15
     assert trace_sessions(path, 1, 2) == [[first, second]]
 
 

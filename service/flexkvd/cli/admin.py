@@ -13,8 +13,18 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 
 TIMEOUT_S = 10.0
 
-Samples = dict[tuple[str, tuple[str, ...]], float]
-"""Value by metric name and label values."""
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+"""Value by metric name and labels."""
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """One value; a counter that has not counted yet is 0."""
+    return samples.get((name, frozenset(labels.items())), 0.0)
+
+
+def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
+    """All values of one metric, by one of its labels."""
+    return {dict(labels)[label]: number for (each, labels), number in samples.items() if each == name}
 
 
 class AdminClient:
@@ -51,7 +61,7 @@ class AdminClient:
         """Everything `/metrics` says now."""
         families = text_string_to_metric_families(self.get("/metrics")[1].decode())
         return {
-            (sample.name, tuple(sample.labels.values())): sample.value
+            (sample.name, frozenset(sample.labels.items())): sample.value
             for family in families
             for sample in family.samples
         }

@@ -7,6 +7,8 @@ import socket
 import struct
 from pathlib import Path
 
+from flexkv_py.errors import ErrorCode, FlexKVError
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _USER_FIELD = 11  # of the fields after the command's name: utime, stime, cutime, cstime
 
@@ -24,9 +26,15 @@ def cpu_seconds(pid: int) -> float:
 
 
 def owner_of(socket_path: str) -> int:
-    """Process id of whoever listens on a Unix socket."""
+    """Process id of whoever listens on a Unix socket. Raises FlexKVError (`daemon_lost`) if nobody does."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.connect(socket_path)
+        try:
+            probe.connect(socket_path)
+        except OSError as error:
+            raise FlexKVError(
+                ErrorCode.DAEMON_LOST,
+                f"nobody listens on {socket_path} ({error.strerror or error}): start flexkvd, or name its socket",
+            ) from error
         credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", credentials)[0]
     return pid

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from flexkv_py.core.messages import Outcome, Tier
-from flexkvd.cli.admin import Samples
+from flexkvd.cli.admin import Samples, value
 
 WRONG_KEPT_MAX = 100
+_COPIED_OR_NOT = {Outcome.LOADED, Outcome.STORED, Outcome.PRESENT, Outcome.MISS, Outcome.THROTTLED}
+"""Outcomes that say for certain whether a block's bytes crossed the link; others may end half-way."""
 
 
 @dataclass(slots=True)
@@ -53,22 +55,25 @@ class Ledger:
         if len(self.wrong) < WRONG_KEPT_MAX:
             self.wrong.append(f"block {block_id} from {tier.name.lower()}")
 
-    def differences(self, before: Samples, after: Samples) -> list[str]:
+    def differences(self, before: Samples, after: Samples, block_bytes: int) -> list[str]:
         """Where the daemon counted otherwise than this run, in words; empty when both agree."""
         found = []
-        for what, own in self._as_metrics():
-            name = ("flexkv_planner_total", (what,))
-            theirs = int(after.get(name, 0) - before.get(name, 0))
+        for name, labels, own in self._as_metrics(block_bytes):
+            theirs = value(after, name, **labels) - value(before, name, **labels)
             if theirs != own:
-                found.append(f"{what}: the daemon counted {theirs}, this run {own}")
+                found.append(f"{name} {' '.join(labels.values())}: the daemon counted {theirs:,.0f}, this run {own:,}")
         return found
 
-    def _as_metrics(self) -> Iterator[tuple[str, int]]:
+    def _as_metrics(self, block_bytes: int) -> Iterator[tuple[str, dict[str, str], int]]:
         """The same counts under the daemon's names."""
-        yield "matched_keys_hit", self.matched
-        yield "matched_keys_miss", self.blocks - self.matched
+        yield "flexkv_matched_keys_total", {"result": "hit"}, self.matched
+        yield "flexkv_matched_keys_total", {"result": "miss"}, self.blocks - self.matched
         for tier in (Tier.DRAM, Tier.SSD, Tier.S3):
-            yield f"hits_{tier.name.lower()}", self.hits[tier]
+            yield "flexkv_hits_total", {"tier": tier.name.lower()}, self.hits[tier]
         for outcome in Outcome:
-            yield f"load_keys_{outcome.value}", self.loads[outcome]
-            yield f"save_keys_{outcome.value}", self.saves[outcome]
+            yield "flexkv_load_keys_total", {"outcome": outcome.value}, self.loads[outcome]
+            yield "flexkv_save_keys_total", {"outcome": outcome.value}, self.saves[outcome]
+        if self.loads.keys() <= _COPIED_OR_NOT and self.saves.keys() <= _COPIED_OR_NOT:
+            links = {"dram_worker": self.loads[Outcome.LOADED], "worker_dram": self.saves[Outcome.STORED]}
+            for link, blocks in links.items():
+                yield "flexkv_link_bytes_total", {"link": link}, blocks * block_bytes

@@ -1,6 +1,6 @@
 """`flexkv replay`: a trace against the planner alone (`--dry`) or against a daemon with real bytes.
 
-Owns the command line, the progress bar and the printed result; `dry` and `traffic` do the work.
+Owns the command line, the progress bar and the result of a dry run; `dry` and `real` do the work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.traces import TraceRequest, count_requests, open_trace
-from flexkvd.cli.arguments import block_count, positive, writable_file
+from flexkvd.cli.arguments import block_count, byte_size, positive, writable_file
 from flexkvd.cli.dry import DryRun, HitCount
 
 DESCRIPTION = """\
@@ -26,11 +26,17 @@ Replays a request trace (Mooncake or WEKA form, plain or gzip).
 
 With --dry the planner is asked alone: no daemon, no bytes, one DRAM tier. The hit ratio counts every
 listed block, the partial last one of a request too, and only the leading run of cached blocks is a hit.
+
+With --socket or --spawn several clients load and save real bytes, compare every byte they get back, and
+count on their own what the daemon's metrics must say at the end. Only full blocks are saved. The exit
+code is 1 if a byte was wrong or the counts differ (another client on the same daemon makes them differ).
 """
 EPILOG = """\
 examples:
   flexkv replay trace.jsonl.gz --dry --dram-blocks 30000
   flexkv replay trace.jsonl.gz --dry --dram-blocks inf --json result.json
+  flexkv replay trace.jsonl.gz --socket /run/flexkvd/worker.sock --limit 2000
+  flexkv replay trace.jsonl.gz --spawn --dram-bytes 64MiB --ssd-bytes 256MiB --s3-url auto --limit 2000
 """
 
 
@@ -57,14 +63,33 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     dry.add_argument("--dry", action="store_true", help="no daemon, no bytes")
     dry.add_argument("--dram-blocks", type=block_count, default=None, metavar="N|inf", help="room in DRAM (inf)")
     dry.add_argument("--policy", choices=sorted(POLICIES), default="lru", help="eviction order (%(default)s)")
+    real = parser.add_argument_group("against a daemon, with real bytes")
+    real.add_argument("--socket", metavar="PATH", help="worker socket of a running daemon")
+    real.add_argument("--admin", metavar="PATH", default="/run/flexkvd/admin.sock", help="its admin API (%(default)s)")
+    real.add_argument("--block-bytes", type=byte_size, default="64KiB", metavar="SIZE", help="per block (%(default)s)")
+    real.add_argument("--clients", type=positive, default=4, metavar="N", help="workers at a time (%(default)s)")
+    spawned = parser.add_argument_group("a daemon of its own, on temporary folders")
+    spawned.add_argument("--spawn", action="store_true", help="start a daemon for this run")
+    spawned.add_argument("--dram-bytes", type=byte_size, default="256MiB", metavar="SIZE", help="(%(default)s)")
+    spawned.add_argument("--ssd-bytes", type=byte_size, metavar="SIZE", help="(no SSD tier)")
+    spawned.add_argument("--s3-url", metavar="URL", help="http://host:port/bucket/prefix, or auto (no S3 tier)")
+    spawned.add_argument("--admission", choices=("always", "second-use"), default="always", help="(%(default)s)")
     parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Raises FlexKVError for bad input."""
-    if not chosen.dry:
-        raise FlexKVError(ErrorCode.BAD_ARGUMENT, "say what to replay against: --dry")
-    return _run_dry(chosen)
+    if [chosen.dry, chosen.spawn, bool(chosen.socket)].count(True) != 1:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT, "say what to replay against: exactly one of --dry, --spawn and --socket PATH"
+        )
+    if chosen.dry:
+        return _run_dry(chosen)
+    from flexkvd.cli.real import run_real  # noqa: PLC0415 - a dry run needs neither numpy nor sockets
+
+    exit_code, result = run_real(chosen, _shown(chosen, "requests"))
+    _write_json(chosen.json, result)
+    return exit_code
 
 
 def _run_dry(chosen: argparse.Namespace) -> int:

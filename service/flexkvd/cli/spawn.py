@@ -6,13 +6,17 @@ does not drain in time; the folder goes with it.
 
 from __future__ import annotations
 
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -22,8 +26,9 @@ from flexkvd.cli.admin import AdminClient
 MIB = 1 << 20
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
-_POLL_S = 0.02
+_POLL_S = 0.01
 _LOG_LINES = 5
+_PLAIN = re.compile(r"[\w.:/\[\]%~-]+")  # nothing that would end a TOML string
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,14 @@ class SpawnedDaemon:
     """A running flexkvd; `with` ends it."""
 
     def __init__(self, sizes: Sizes, environment: dict[str, str] | None = None) -> None:
+        template = _template(sizes)  # refuses what cannot be before anything is made
         self._folder = tempfile.TemporaryDirectory(prefix="flexkv-")
         folder = Path(self._folder.name)
         self.socket = str(folder / "worker.sock")
         self.admin = AdminClient(str(folder / "admin.sock"))
         self._log = folder / "flexkvd.log"
         config = folder / "flexkvd.toml"
-        config.write_text(_toml(sizes, folder), encoding="utf-8")
+        config.write_text(template.substitute(folder=folder), encoding="utf-8")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own program
                 [sys.executable, "-m", "flexkvd.main", "--config", str(config)],
@@ -57,17 +63,30 @@ class SpawnedDaemon:
             )
         self.pid = self._process.pid
 
+    def wait_socket(self) -> None:
+        """Until the worker socket takes connections. Raises FlexKVError with the log's end."""
+        self._wait(self._listens, "does not listen")
+
     def wait_ready(self) -> None:
         """Until the tiers are listed and the arena is populated. Raises FlexKVError with the log's end."""
+        self._wait(self._ready, "is not ready")
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.socket) == 0
+
+    def _ready(self) -> bool:
+        try:
+            return self.admin.ready()
+        except FlexKVError:
+            return False  # its socket is not there yet
+
+    def _wait(self, reached: Callable[[], bool], failure: str) -> None:
         end = time.monotonic() + START_S_MAX
-        while True:
-            try:
-                if self.admin.ready():
-                    return
-            except FlexKVError:
-                pass  # its socket is not there yet
-            if self._process.poll() is not None or time.monotonic() > end:
-                state = "ended" if self._process.poll() is not None else f"is not ready after {START_S_MAX:g} s"
+        while not reached():
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > end:
+                state = "ended" if ended else f"{failure} after {START_S_MAX:g} s"
                 raise FlexKVError(ErrorCode.NOT_READY, f"the daemon started for this run {state}: {self._last_lines()}")
             time.sleep(_POLL_S)
 
@@ -95,29 +114,30 @@ class SpawnedDaemon:
         return " / ".join(lines[-_LOG_LINES:]) or "it said nothing"
 
 
-def _toml(sizes: Sizes, folder: Path) -> str:
-    segment = 2 * MIB if sizes.dram_bytes % (2 * MIB) == 0 else MIB
+def _template(sizes: Sizes) -> Template:
+    """The configuration, with `$folder` for where its files go. Raises FlexKVError (`bad_argument`)."""
     if sizes.dram_bytes < MIB or sizes.dram_bytes % MIB:
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"--dram-bytes {sizes.dram_bytes}: choose a multiple of 1 MiB")
-    parts = [
-        f'[daemon]\nsocket = "{folder}/worker.sock"\n',
-        f'[api]\nsocket = "{folder}/admin.sock"\n',
-        f"[dram]\nbytes = {sizes.dram_bytes}\nsegment_bytes = {segment}\n",
+    segment_bytes = 2 * MIB if sizes.dram_bytes % (2 * MIB) == 0 else MIB
+    tables = [
+        '[daemon]\nsocket = "$folder/worker.sock"\n',
+        '[api]\nsocket = "$folder/admin.sock"\n',
+        f"[dram]\nbytes = {sizes.dram_bytes}\nsegment_bytes = {segment_bytes}\n",
         f'[planner]\nadmission = "{sizes.admission}"\n',
     ]
     if sizes.ssd_bytes is not None:
-        parts.append(f'[ssd]\ndirectory = "{folder}/ssd"\nbytes = {sizes.ssd_bytes}\n')
+        tables.append(f'[ssd]\ndirectory = "$folder/ssd"\nbytes = {sizes.ssd_bytes}\n')
     if sizes.s3_url is not None:
         endpoint, bucket, prefix = split_s3_url(sizes.s3_url)
-        parts.append(f'[s3]\nendpoint_url = "{endpoint}"\nbucket = "{bucket}"\nprefix = "{prefix}"\n')
-    return "\n".join(parts)
+        tables.append(f'[s3]\nendpoint_url = "{endpoint}"\nbucket = "{bucket}"\nprefix = "{prefix}"\n')
+    return Template("\n".join(tables))
 
 
 def split_s3_url(url: str) -> tuple[str, str, str]:
     """`http://host:port/bucket/prefix` → endpoint, bucket, prefix. Raises FlexKVError (`bad_argument`)."""
     parts = urlsplit(url)
     bucket, _, prefix = parts.path.strip("/").partition("/")
-    if parts.scheme not in ("http", "https") or not parts.netloc or not bucket or '"' in url:
+    if parts.scheme not in ("http", "https") or not parts.netloc or not bucket or not _PLAIN.fullmatch(url):
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
             f"--s3-url {url!r}: write http://host:port/bucket/prefix (credentials come from the environment)",

@@ -21,7 +21,7 @@ from flexkv_py.client import Client, PagedLayout, create_memory
 from flexkv_py.core.messages import Outcome, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, Plane
-from flexkv_py.keys import ROOT, BlockKey, key_of_hash
+from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
 from flexkv_py.traces import TraceRequest
 from flexkvd.cli.ledger import Ledger
 from flexkvd.cli.pattern import Pattern
@@ -84,6 +84,15 @@ def replay(requests: Iterator[TraceRequest], target: Target, client_count: int) 
     return total
 
 
+def block_keys(namespace: NamespaceDigest, ids: Sequence[int]) -> list[BlockKey]:
+    """Keys of a chain of blocks, taking a trace's id for the engine's own hash."""
+    parent, keys = ROOT, []
+    for block_id in ids:
+        parent = key_of_hash(namespace, parent, block_id.to_bytes(8, "little"))
+        keys.append(parent)
+    return keys
+
+
 class ReplayClient:
     """One worker: a connection, a paged KV with room for PAGES blocks, and what it has seen."""
 
@@ -119,7 +128,7 @@ class ReplayClient:
         self.ledger.blocks += len(ids)
         if not ids:
             return
-        keys = self._keys(ids)
+        keys = block_keys(self._client.namespace, ids)
         started = time.perf_counter()
         found = self._client.match(keys, hold_s=HOLD_S)
         self.ledger.match_s.append(time.perf_counter() - started)
@@ -129,13 +138,6 @@ class ReplayClient:
             found.lease.release()
         if loaded < len(ids):
             self._save(keys, ids, loaded)
-
-    def _keys(self, ids: Sequence[int]) -> list[BlockKey]:
-        namespace, parent, keys = self._client.namespace, ROOT, []
-        for block_id in ids:
-            parent = key_of_hash(namespace, parent, block_id.to_bytes(8, "little"))
-            keys.append(parent)
-        return keys
 
     def _load(self, keys: list[BlockKey], ids: Sequence[int]) -> int:
         """Load and compare; returns how many leading blocks arrived."""
