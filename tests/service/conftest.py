@@ -44,6 +44,7 @@ class DaemonThread:
             values[name] = values.get(name, {}) | table
         self.config: Config = parse_config(values)
         self.status: int | None = None
+        self.failure: BaseException | None = None
         self.parts: Parts
         self.daemon: Daemon
         self._loop: asyncio.AbstractEventLoop
@@ -70,9 +71,13 @@ class DaemonThread:
         if self._thread.is_alive():
             self.call(lambda: invariants.check(self.parts.planner))
             self._loop.call_soon_threadsafe(self.daemon.stop)
+        self.join()
+        return self.status
+
+    def join(self) -> None:
+        """Wait for the end, whatever brings it about."""
         self._thread.join(20)
         assert not self._thread.is_alive()
-        return self.status
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -80,9 +85,9 @@ class DaemonThread:
             try:
                 self.status = runner.run(self._serve())
             except BaseException as error:
-                if self._up.done():
-                    raise
-                self._up.set_exception(error)
+                self.failure = error
+                if not self._up.done():
+                    self._up.set_exception(error)
 
     async def _serve(self) -> int:
         async with AsyncExitStack() as stack:
