@@ -15,6 +15,7 @@ from flexkv_py.client import Client, PagedLayout, create_memory
 from flexkv_py.client.handles import Memory
 from flexkv_py.core import invariants
 from flexkv_py.geometry import Geometry, Plane
+from flexkv_tiers.memory import WorkerMemory
 from flexkvd.config import Config, parse_config
 from flexkvd.daemon import Daemon
 from flexkvd.parts import Parts, make_parts
@@ -65,6 +66,11 @@ class DaemonThread:
 
         self._loop.call_soon_threadsafe(run)
         return done.result(10)
+
+    def mappings(self) -> list[WorkerMemory]:
+        """What it maps of its workers now."""
+        sessions = self.call(lambda: list(self.parts.sessions.by_number.values()))
+        return [memory.mapping for session in sessions for memory in session.memories.values()]
 
     def stop(self) -> int | None:
         """Drain; the exit status."""
