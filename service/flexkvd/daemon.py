@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 LAG_S = 1.0
 """How often the loop's lag is measured."""
 DRAIN_LOOK_S = 0.02
-SETTLE_S_MAX = 60.0
-"""Longest that running transfers are waited for at the end; each has a deadline of its own."""
+SETTLE_S_MAX = 10.0
+"""Longest that running transfers are waited for at the end, before their tiers are closed over them."""
 API_SOCKET_MODE = 0o600
 
 
@@ -174,6 +174,8 @@ class Daemon:
         """Let clients and background work go, and wait for what still touches memory; the stack closes the rest."""
         parts = self._parts
         parts.server.close()
+        parts.engine.close()
+        parts.executor.close()
         for task in list(self._background):
             task.cancel()
         if self._background:

@@ -50,6 +50,7 @@ class Engine:
         self.handlers: dict[type, Callable[..., None]] = {}
         self.on_broken: Callable[[], None] = lambda: None
         self.broken = False
+        self._closed = False
         self.events = 0
         self._loop = loop
         self._queue: deque[Event] = deque()
@@ -65,6 +66,8 @@ class Engine:
         """
         if self.broken:
             raise FlexKVError(ErrorCode.INTERNAL, "the daemon met a bug and is stopping: its log has the traceback")
+        if self._closed:
+            return
         self._queue.append(event)
         if self._running:
             return
@@ -92,7 +95,8 @@ class Engine:
         self.on_broken()
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Handle nothing any more: what still ends goes unheard, and so starts nothing new."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -107,7 +111,7 @@ class Engine:
 
     def _flush(self) -> None:
         results, self._results = self._results, []
-        if self.broken:
+        if self._closed:
             return
         for start in range(0, len(results), RESULTS_PER_EVENT_MAX):
             self.post(TransfersFinished(results[start : start + RESULTS_PER_EVENT_MAX], self.now_ns()))

@@ -98,6 +98,11 @@ class Executor:
                 self.links[tier, kind] = Link(name, in_flight_max, loop)
         engine.handlers |= {StartMove: self._start_move, StartCopies: self._start_copies}
 
+    def close(self) -> None:
+        """Start no move that still waits; called when nobody hears of its end any more."""
+        for link in self.links.values():
+            link.close()
+
     async def settle(self) -> None:
         """Return when no move and no copy runs or waits for its turn."""
         while running := [*self._copies, *(task for link in self.links.values() for task in link.tasks)]:

@@ -47,6 +47,10 @@ class Link:
         heapq.heappush(self._waiting, (priority, next(self._order), work))
         self._start_next()
 
+    def close(self) -> None:
+        """Forget what waits; what runs goes on to its end."""
+        self._waiting.clear()
+
     def _start_next(self) -> None:
         while self._waiting and len(self._running) < self._in_flight_max:
             _, _, work = heapq.heappop(self._waiting)

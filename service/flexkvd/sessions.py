@@ -158,34 +158,38 @@ class Sessions:
         self._own[number] = ended
         return number
 
+    def _reply(self, number: int, message: DaemonMessage) -> None:
+        """Answer a session, unless it ended while the planner was at it (a reset takes many turns)."""
+        session = self.by_number.get(number)
+        if session is not None:
+            session.reply(message)
+
     def _match_answered(self, answer: MatchAnswered) -> None:
-        session = self.by_number[answer.session]
         runs = [Run(TIER_WORDS[run.tier], run.count) for run in answer.runs]
-        session.reply(Matched(answer.request, answer.length, runs, answer.lease))
+        self._reply(answer.session, Matched(answer.request, answer.length, runs, answer.lease))
 
     def _ticket_finished(self, finished: TicketFinished) -> None:
         if finished.session == 0:
             self._own.pop(finished.ticket)(finished)
             return
-        session = self.by_number[finished.session]
-        ticket = session.tickets[finished.ticket]
-        if not ticket.over:
+        session = self.by_number.get(finished.session)
+        ticket = session.tickets.get(finished.ticket) if session is not None else None
+        if session is not None and ticket is not None and not ticket.over:
             ticket.finish(finished)
             session.finished(ticket)
             self.on_ticket_finished(ticket)
 
     def _request_done(self, done: RequestDone) -> None:
-        self.by_number[done.session].reply(Done(done.request))
+        self._reply(done.session, Done(done.request))
 
     def _request_refused(self, refused: RequestRefused) -> None:
         if refused.session == 0:
             self._own.pop(refused.ticket)(refused)
             return
-        session = self.by_number[refused.session]
         if refused.ticket:
-            session.tickets[refused.ticket].refusal = refused
+            self.by_number[refused.session].tickets[refused.ticket].refusal = refused
         else:
-            session.reply(failed(refused.request, refused))
+            self._reply(refused.session, failed(refused.request, refused))
 
     def _end(self, end: EndSession) -> None:
         session = self.by_number[end.session]

@@ -15,6 +15,7 @@ from flexkv_py.client import Client, PagedLayout, create_memory
 from flexkv_py.client.handles import Memory
 from flexkv_py.core import invariants
 from flexkv_py.geometry import Geometry, Plane
+from flexkv_tiers.memory import WorkerMemory
 from flexkvd.config import Config, parse_config
 from flexkvd.daemon import Daemon
 from flexkvd.parts import Parts, make_parts
@@ -44,6 +45,7 @@ class DaemonThread:
             values[name] = values.get(name, {}) | table
         self.config: Config = parse_config(values)
         self.status: int | None = None
+        self.failure: BaseException | None = None
         self.parts: Parts
         self.daemon: Daemon
         self._loop: asyncio.AbstractEventLoop
@@ -65,14 +67,23 @@ class DaemonThread:
         self._loop.call_soon_threadsafe(run)
         return done.result(10)
 
+    def mappings(self) -> list[WorkerMemory]:
+        """What it maps of its workers now."""
+        sessions = self.call(lambda: list(self.parts.sessions.by_number.values()))
+        return [memory.mapping for session in sessions for memory in session.memories.values()]
+
     def stop(self) -> int | None:
         """Drain; the exit status."""
         if self._thread.is_alive():
             self.call(lambda: invariants.check(self.parts.planner))
             self._loop.call_soon_threadsafe(self.daemon.stop)
+        self.join()
+        return self.status
+
+    def join(self) -> None:
+        """Wait for the end, whatever brings it about."""
         self._thread.join(20)
         assert not self._thread.is_alive()
-        return self.status
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -80,9 +91,9 @@ class DaemonThread:
             try:
                 self.status = runner.run(self._serve())
             except BaseException as error:
-                if self._up.done():
-                    raise
-                self._up.set_exception(error)
+                self.failure = error
+                if not self._up.done():
+                    self._up.set_exception(error)
 
     async def _serve(self) -> int:
         async with AsyncExitStack() as stack:

@@ -1,0 +1,178 @@
+"""How lives end: a killed worker, a drain with work under way, a bug, a start with S3 alone."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flexkv_py.client import Client
+from flexkv_py.core.messages import DrainStarted, Event, Instruction
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.wire.messages import GoingAway
+from scripts.s3server import S3Server
+
+from .conftest import GEOMETRY, DaemonThread, Worker
+
+TOKENS = list(range(16 * 8))
+LIFE_S_MAX = 15.0
+
+WORKER = """
+import sys, time
+from flexkv_py.client import Client
+from tests.service.conftest import GEOMETRY, Worker
+client = Client(sys.argv[1], GEOMETRY)
+worker = Worker(client)
+keys = client.keys(list(range(128)))
+client.save(keys, worker.pages(0, 8), worker.memory).wait(timeout_s=5)
+lease = client.match(keys, hold_s=600).lease
+ticket = client.save(client.keys(list(range(1000, 1512))), worker.pages(8, 32), worker.memory, ack="ssd")
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def until(reached: Callable[[], bool], limit_s: float = LIFE_S_MAX) -> float:
+    """Wait until `reached` says so; the seconds it took."""
+    begun = time.monotonic()
+    while not reached():
+        assert time.monotonic() - begun < limit_s
+        time.sleep(0.005)
+    return time.monotonic() - begun
+
+
+def test_a_killed_worker_leaves_nothing_behind(start: Callable[..., DaemonThread], tmp_path: Path) -> None:
+    """SIGKILL of a worker with lease, ticket and memory: all of it is gone in a moment, its memory unmapped."""
+    (tmp_path / "ssd").mkdir()
+    daemon = start(ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"})
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(daemon.socket)], env=environment, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    assert daemon.call(daemon.parts.planner.snapshot)["leases"] == 1
+    [mapping] = daemon.mappings()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+    def gone() -> bool:
+        facts = daemon.call(daemon.parts.planner.snapshot)
+        return (facts["sessions"], facts["leases"], facts["tickets"]) == (0, 0, 0)
+
+    until(gone, 1.0)
+    until(lambda: mapping.closed, 5.0)
+
+
+def test_a_drain_lets_tickets_end_and_tells_the_clients(start: Callable[..., DaemonThread], tmp_path: Path) -> None:
+    """A save acknowledged below that is under way when the drain begins is there in the next life."""
+    (tmp_path / "ssd").mkdir()
+    ssd = {"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}
+    daemon = start(ssd=ssd, daemon={"drain_s": 10.0})
+    client = Client(daemon.socket, GEOMETRY)
+    worker = Worker(client)
+    keys = client.keys(TOKENS)
+    client.save(keys, worker.pages(0, 8), worker.memory, ack="ssd")
+    assert daemon.stop() == 0
+    assert [type(message) for message in client.poll()] in ([GoingAway], [])
+    client.close()
+    daemon = start(ssd=ssd)
+    with Client(daemon.socket, GEOMETRY) as client:
+        until(lambda: client.match(keys).length == 8)
+
+
+def test_a_draining_daemon_admits_nothing_new(start: Callable[..., DaemonThread]) -> None:
+    """During a drain, saves and greetings are refused as draining; the drain ends by its time."""
+    daemon = start(daemon={"drain_s": 1.0})
+    client = Client(daemon.socket, GEOMETRY)
+    worker = Worker(client)
+    keys = client.keys(TOKENS)
+    daemon.call(lambda: daemon.parts.server.going_away("test", 1000))
+    daemon.call(lambda: daemon.parts.engine.post(DrainStarted(daemon.parts.engine.now_ns())))
+    with pytest.raises(FlexKVError) as caught:
+        client.save(keys, worker.pages(0, 8), worker.memory)
+    assert caught.value.code is ErrorCode.DRAINING
+    with pytest.raises(FlexKVError) as caught:
+        Client(daemon.socket, GEOMETRY).connect()
+    assert caught.value.code is ErrorCode.DRAINING
+    [told] = client.poll()
+    assert isinstance(told, GoingAway)
+    client.close()
+
+
+def test_a_bug_in_the_planner_stops_the_daemon(tmp_path: Path) -> None:
+    """After a failed assertion nothing is served any more: the request is answered, the status is 1."""
+    daemon = DaemonThread(tmp_path)
+    client = Client(daemon.socket, GEOMETRY)
+    client.ping()
+
+    def broken(_event: Event) -> list[Instruction]:
+        raise AssertionError("planted")
+
+    daemon.call(lambda: setattr(daemon.parts.planner, "handle", broken))
+    with pytest.raises(FlexKVError) as caught:
+        client.match(client.keys(TOKENS))
+    assert caught.value.code in (ErrorCode.INTERNAL, ErrorCode.DAEMON_LOST)
+    client.close()
+    daemon.join()
+    assert daemon.status == 1
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def credentials(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3
+
+
+def test_blocks_come_back_from_s3_alone(
+    start: Callable[..., DaemonThread], tmp_path: Path, credentials: S3Server
+) -> None:
+    """With the SSD directory deleted, what was acknowledged at `s3` is listed and loaded with its bytes."""
+    tables: dict[str, dict[str, object]] = {
+        "ssd": {"directory": str(tmp_path / "ssd"), "bytes": "64MiB"},
+        "s3": {"bucket": "flexkv", "endpoint_url": credentials.endpoint_url, "region": "us-east-1"},
+    }
+    (tmp_path / "ssd").mkdir()
+    daemon = start(**tables)
+    with Client(daemon.socket, GEOMETRY) as client:
+        worker = Worker(client)
+        worker.fill(6)
+        expected = worker.block_bytes(7)
+        keys = client.keys(TOKENS)
+        saved = client.save(keys, worker.pages(0, 8), worker.memory, ack="s3", deadline_s=20).wait(timeout_s=20)
+        assert saved.length == 8
+    assert daemon.stop() == 0
+    shutil.rmtree(tmp_path / "ssd")
+    (tmp_path / "ssd").mkdir()
+    daemon = start(**tables)
+    with Client(daemon.socket, GEOMETRY) as client:
+        worker = Worker(client)
+        until(lambda: client.match(keys).length == 8)
+        assert {run.tier for run in client.match(keys).runs} == {"s3"}
+        loaded = client.load(keys, worker.pages(8, 8), worker.memory, deadline_s=20).wait(timeout_s=20)
+        assert loaded.length == 8
+        assert worker.block_bytes(15) == expected
+
+
+def test_a_missing_bucket_ends_the_daemon(tmp_path: Path, credentials: S3Server) -> None:
+    """Waiting does not cure a bucket that does not exist: the daemon stops with the coded error."""
+    s3: dict[str, object] = {"bucket": "nowhere", "endpoint_url": credentials.endpoint_url, "region": "us-east-1"}
+    daemon = DaemonThread(tmp_path, s3=s3)
+    daemon.join()
+    assert isinstance(daemon.failure, FlexKVError)
+    assert daemon.failure.code is ErrorCode.S3_BUCKET_MISSING
+    assert "s3.bucket" in daemon.failure.message
