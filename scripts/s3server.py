@@ -84,6 +84,10 @@ class S3Server:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
     def __enter__(self) -> S3Server:
         self.start()
         return self
@@ -95,13 +99,14 @@ class S3Server:
         """Start and wait until it answers. After `stop` or `kill` it comes back on the same ports."""
         assert self._process is None
         self.directory.mkdir(parents=True, exist_ok=True)
+        first = not self._ports
         for _ in range(START_ATTEMPTS_MAX):
-            self._ports = self._ports or _free_ports(self._port_wanted)
+            if first:  # a port may have been taken since the attempt before
+                self._ports = _free_ports(self._port_wanted)
             self._process = self._exec()
             if self._answers():
                 return
-            self.kill()  # a port may have been taken meanwhile: try others
-            self._ports = {}
+            self.kill()
         raise RuntimeError(f"the S3 server did not start; see {self._log}")
 
     def stop(self) -> None:
@@ -120,8 +125,9 @@ class S3Server:
             process.kill()
             process.wait()
         for port in self._ports.values():  # it leaves its Unix sockets behind
-            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                left.unlink(missing_ok=True)
+            for number in (port, port + _GRPC_OFFSET):
+                for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+                    left.unlink(missing_ok=True)
 
     def suspend(self) -> None:
         """Let it hang: connections open, no answer."""
@@ -149,6 +155,7 @@ class S3Server:
             "master.volumeSizeLimitMB": 1024,
             "admin.ui": "false",
             "webdav": "false",
+            "master.electionTimeout": "1s",
             "s3.config": identities,
             "s3.autoCreateBucket": "false",
             "s3.port.iceberg": 0,
@@ -170,16 +177,27 @@ class S3Server:
         """Wait until it serves every bucket; False when the process has ended or the time is over."""
         assert self._process is not None
         client, end = self.client(), time.monotonic() + READY_TIMEOUT_S
-        missing = list(self._buckets)
-        while missing and self._process.poll() is None and time.monotonic() < end:
-            try:
-                client.create_bucket(Bucket=missing[0])
-            except client.exceptions.BucketAlreadyOwnedByYou:
-                missing.pop(0)  # asked again on purpose: it answers before it is ready to serve
-            except (BotoCoreError, ClientError):
-                time.sleep(0.05)
-        client.close()
-        return not missing
+        try:
+            while self._process.poll() is None and time.monotonic() < end:
+                try:
+                    for bucket in self._buckets:
+                        _serve_once(client, bucket)
+                except (BotoCoreError, ClientError):
+                    time.sleep(0.05)
+                else:
+                    return True
+            return False
+        finally:
+            client.close()
+
+
+def _serve_once(client: S3Client, bucket: str) -> None:
+    """Make the bucket and take one object through it: the server answers long before it can store."""
+    with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+        client.create_bucket(Bucket=bucket)
+    client.put_object(Bucket=bucket, Key="ready", Body=b"ready")
+    client.get_object(Bucket=bucket, Key="ready")["Body"].read()
+    client.delete_object(Bucket=bucket, Key="ready")
 
 
 def _identities() -> dict[str, object]:

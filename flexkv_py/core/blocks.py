@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
+from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
 
 if TYPE_CHECKING:
@@ -201,16 +202,40 @@ class Index:
     are orphans, and are adopted when the parent returns.
     """
 
-    __slots__ = ("awaiting", "blocks", "closed", "namespace", "record_bytes", "shard", "spec")
+    __slots__ = (
+        "awaiting",
+        "blocks",
+        "chunk_count",
+        "closed",
+        "frame_pages",
+        "full_mask",
+        "namespace",
+        "record_bytes",
+        "shard",
+        "spec",
+    )
 
     def __init__(self, namespace: NamespaceDigest, shard: int) -> None:
         self.namespace = namespace
         self.shard = shard
         self.spec: NamespaceSpec | None = None  # unknown until a session or a record header tells
+        self.chunk_count = 0  # chunks, and so frames, of one block
+        self.full_mask = 0  # all chunks of a block
+        self.frame_pages = 0  # 4 KiB pages of one frame
         self.record_bytes = 0  # one size for all records of an index; 0 until known
         self.blocks: dict[BlockKey, Block] = {}
         self.awaiting: dict[BlockKey, Block | dict[Block, None]] = {}
         self.closed = False  # reset: every copy goes as soon as nothing reads it
+
+    def introduce(self, spec: NamespaceSpec) -> None:
+        """The first session of a namespace, or a record header, says how its blocks are cut."""
+        if self.spec is not None:
+            return
+        self.spec = spec
+        self.chunk_count = len(spec.chunk_bytes)
+        self.full_mask = (1 << self.chunk_count) - 1
+        self.frame_pages = spec.frame_bytes // ALIGN_BYTES
+        self.record_bytes = self.record_bytes or ALIGN_BYTES + spec.block_bytes
 
     def add(self, key: BlockKey, parent: BlockKey) -> Block:
         """A block that was in no tier; it adopts its waiting children."""

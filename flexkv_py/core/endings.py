@@ -14,7 +14,7 @@ from flexkv_py.core.messages import (
     TransferResult,
     TransfersFinished,
 )
-from flexkv_py.core.moves import evict, free_frames, full_mask, lose_record, start_reading, unpin
+from flexkv_py.core.moves import evict, free_frames, lose_record, start_reading, unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.room import back_to_order
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
@@ -32,7 +32,7 @@ def on_chunk_landed(state: State, event: ChunkLanded) -> None:
     assert transfer.kind is TransferKind.PROMOTE
     assert transfer.other is not None
     copy, bit = transfer.copy, 1 << event.chunk
-    assert bit <= full_mask(copy.block.index)
+    assert bit <= copy.block.index.full_mask
     assert copy.present & bit == 0
     copy.present |= bit
     for waiter in copy.waiters or ():
@@ -77,7 +77,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     assert source is not None
     assert copy.state is CopyState.FILLING
     if result.fault is None:
-        assert copy.present == full_mask(block.index), "a promotion ended before all its chunks had landed"
+        assert copy.present == block.index.full_mask, "a promotion ended before all its chunks had landed"
         copy.state = CopyState.READY
         unpin(state, source)
         state.count("promotions", source.tier.name.lower())
@@ -126,7 +126,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         assert target.state is CopyState.FILLING
         target.place = result.location
         target.state = CopyState.READY
-        target.present = full_mask(block.index)
+        target.present = block.index.full_mask
         level.put(target)
         state.demotion_faults.pop(block, None)
         state.count("demotions", target.tier.name.lower())
@@ -152,11 +152,15 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     level, record_bytes = state.levels[copy.tier], block.index.record_bytes
     level.dropping_bytes -= record_bytes
     level.used_bytes -= record_bytes
-    block.set_copy(copy.tier, None)
+    if copy in state.dropped:
+        del state.dropped[copy]
+    else:
+        block.set_copy(copy.tier, None)
     if result.fault is not None:
         state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", copy.tier, f"drop: {result.fault.value}: {result.detail}")
-    settle(state, block)
+    if block.index.blocks.get(block.key) is block:
+        settle(state, block)
 
 
 def _tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index, children_of
 from flexkv_py.core.messages import Tier
-from flexkv_py.core.moves import frame_pages, full_mask
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Demand, TransferKind
@@ -59,7 +58,7 @@ def _check_copy(state: State, copy: Copy) -> None:
     assert in_order == (copy.state is CopyState.READY and copy.readers == 0), f"{copy}: in_order={in_order}"
     assert copy.waiters is None or copy.state is CopyState.FILLING, f"{copy} has waiters"
     if copy.state is CopyState.READY and copy.block.index.spec is not None and copy.tier is Tier.DRAM:
-        assert copy.present == full_mask(copy.block.index)
+        assert copy.present == copy.block.index.full_mask
     assert copy.tier in state.levels
 
 
@@ -106,7 +105,7 @@ def _check_frames(state: State, copies: list[Copy]) -> None:
     for copy in [*copies, *state.dropped]:
         if copy.tier is not Tier.DRAM:
             continue
-        size = frame_pages(copy.block.index)
+        size = copy.block.index.frame_pages
         for frame in copy.frames:
             covered = range(frame, frame + size)
             assert seen.isdisjoint(covered), f"{copy}: frame {frame} belongs to two copies"
@@ -120,7 +119,7 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
     used: Counter[Tier] = Counter()
     ordered: Counter[Tier] = Counter()
     dropping: Counter[Tier] = Counter()
-    for copy in copies:
+    for copy in [*copies, *state.dropped]:
         used[copy.tier] += copy.block.index.record_bytes
         ordered[copy.tier] += copy.queue is not None
     writes: Counter[Tier] = Counter()

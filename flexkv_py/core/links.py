@@ -36,8 +36,11 @@ def relink(state: State, block: Block) -> None:
     block.linked = linked
     if not linked:
         _cool(state, block)
-    if block.children is not None:
-        state.relink.append(iter(children_of(block.children)))
+    children = block.children
+    if children is None:
+        return
+    if isinstance(children, dict) or children.ready or children.linked:  # one that is FILLING has no link to change
+        state.relink.append(iter(children_of(children)))
 
 
 def relink_slice(state: State) -> None:

@@ -14,7 +14,7 @@ from flexkv_py.core.messages import (
     Tier,
     TransferResult,
 )
-from flexkv_py.core.moves import full_mask, start_promotion, unpin
+from flexkv_py.core.moves import start_promotion, unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.room import ever_fits, take_frames
 from flexkv_py.core.sessions import Session, Ticket
@@ -41,7 +41,7 @@ def on_load(state: State, event: LoadAsked | PrefetchAsked, session: Session) ->
         if ticket.outcomes and ticket.outcomes[position] in (Outcome.MISS, Outcome.FAILED):
             _cut(state, ticket, position)
             break
-    hand_out(state, ticket, copies, full_mask(index))
+    hand_out(state, ticket, copies, index.full_mask)
 
 
 def _resident(ticket: Ticket, position: int) -> bool:
@@ -75,17 +75,17 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
             ticket.detail = "the only tier that has the block is down" if block.ready else ticket.detail
             settle_key(state, ticket, position, Outcome.FAILED if block.ready else Outcome.MISS)
             return True
-        if not ever_fits(state, index):
-            ticket.detail = "one block is larger than the DRAM arena"
-            settle_key(state, ticket, position, Outcome.FAILED)
-            return True
         if state.promotions >= state.config.promotions_in_flight_max:
             return False
         state.pin(source)  # making room must not evict what we are about to read
         frames = take_frames(state, index)
         unpin(state, source)
         if frames is None:
-            return False
+            if ever_fits(state, index):
+                return False
+            ticket.detail = "one block is larger than the DRAM arena"
+            settle_key(state, ticket, position, Outcome.FAILED)
+            return True
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
         dram = start_promotion(state, block, source, frames, priority)
         state.tell(block.key, "promote", source.tier, ticket.kind.value)
@@ -109,7 +109,7 @@ def _join_load(state: State, ticket: Ticket, position: int, dram: Copy, copies: 
     """Read a DRAM copy, whole now or chunk by chunk as it lands."""
     state.pin(dram)
     block = dram.block
-    full = full_mask(block.index)
+    full = block.index.full_mask
     transfer = Transfer(
         state.next_transfer_id(), TransferKind.LOAD, block, dram, None, ticket, position, Tier.DRAM, full
     )
@@ -203,4 +203,4 @@ def serve_room_loads(state: State) -> None:
             _cut(state, ticket, position)
         if copies:
             assert ticket.index is not None
-            hand_out(state, ticket, copies, full_mask(ticket.index))
+            hand_out(state, ticket, copies, ticket.index.full_mask)

@@ -6,29 +6,11 @@ not in the state would be made twice.
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index, pack_frames
-from flexkv_py.core.frames import PAGE_BYTES
+from flexkv_py.core.blocks import Block, Copy, CopyState, pack_frames
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer, TransferKind
-
-
-def frame_pages(index: Index) -> int:
-    """4 KiB pages of one frame of this index."""
-    assert index.spec is not None
-    return index.spec.frame_bytes // PAGE_BYTES
-
-
-def chunks_of(index: Index) -> int:
-    """Chunks, and so frames, of one block."""
-    assert index.spec is not None
-    return len(index.spec.chunk_bytes)
-
-
-def full_mask(index: Index) -> int:
-    """The mask of all chunks of a block."""
-    return (1 << chunks_of(index)) - 1
 
 
 def fill_dram(block: Block, frames: tuple[int, ...]) -> Copy:
@@ -42,7 +24,7 @@ def free_frames(state: State, copy: Copy) -> None:
     """The copy's frames are named by nothing any more."""
     assert copy.tier is Tier.DRAM
     assert copy.readers == 0
-    state.frames.give(frame_pages(copy.block.index), copy.frames)
+    state.frames.give(copy.block.index.frame_pages, copy.frames)
 
 
 def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import BlocksFound, NamespaceReset, NamespaceSpec, RequestDone, Tier, TierChanged
-from flexkv_py.core.moves import evict, full_mask
+from flexkv_py.core.moves import drop_record, evict
 from flexkv_py.core.room import make_room
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Reset
-from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import NamespaceDigest
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
-
-
-def introduce(index: Index, spec: NamespaceSpec) -> None:
-    """The first session of a namespace says how its blocks are cut."""
-    if index.spec is None:
-        index.spec = spec
-        index.record_bytes = index.record_bytes or ALIGN_BYTES + spec.block_bytes
 
 
 def on_blocks_found(state: State, event: BlocksFound) -> None:
@@ -27,14 +19,13 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
     index = state.index(event.namespace, event.shard)
     level = state.levels[event.tier]
     if index.spec is None and event.chunk_bytes:
-        introduce(index, NamespaceSpec(event.namespace, event.chunk_bytes))
+        index.introduce(NamespaceSpec(event.namespace, event.chunk_bytes))
     index.record_bytes = index.record_bytes or event.record_bytes
     foreign = event.record_bytes != index.record_bytes
     for found in event.blocks:
         block = index.blocks.get(found.key)
         if block is not None and block.copy_in(event.tier) is not None:
-            if event.tier is Tier.SSD:
-                state.count("faults", "ssd_duplicate")
+            _drop_second(state, block, event.tier, found.location)
             continue
         if foreign or (block is not None and block.parent != found.parent):
             state.count("faults", f"{event.tier.name.lower()}_foreign")
@@ -43,7 +34,7 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
             block = index.add(found.key, found.parent)
         copy = Copy(block, event.tier, found.location)
         copy.state = CopyState.READY
-        copy.present = full_mask(index) if index.spec is not None else 0
+        copy.present = index.full_mask if index.spec is not None else 0
         block.set_copy(event.tier, copy)
         level.used_bytes += index.record_bytes
         level.put(copy)
@@ -51,6 +42,21 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
     state.count("found", event.tier.name.lower(), len(event.blocks))
     if level.capacity_bytes and level.used_bytes > level.capacity_bytes:
         make_room(state, level, index)
+
+
+def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
+    """A block written in this life while the last life's record of it was still to be found.
+
+    On SSD that record takes room of its own and is dropped; in S3 both are one object.
+    """
+    copy = block.copy_in(tier)
+    if tier is Tier.S3 or (copy is not None and copy.place == location):
+        return
+    second = Copy(block, tier, location)
+    second.state = CopyState.DROPPED
+    state.dropped[second] = None
+    state.levels[tier].used_bytes += block.index.record_bytes
+    drop_record(state, second)
 
 
 def on_reset(state: State, event: NamespaceReset) -> None:

@@ -10,7 +10,7 @@ from enum import Enum
 
 from flexkv_py.core.blocks import Block, Copy, Index
 from flexkv_py.core.messages import Priority, Tier
-from flexkv_py.core.moves import chunks_of, evict, frame_pages, start_demotion, unpin
+from flexkv_py.core.moves import evict, start_demotion, unpin
 from flexkv_py.core.placement import Verdict, is_below, judge, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
@@ -33,7 +33,7 @@ class Room(Enum):
 
 def take_frames(state: State, index: Index) -> tuple[int, ...] | None:
     """Frames for one block of this index, evicting what may go; None when nothing may go now."""
-    pages, count = frame_pages(index), chunks_of(index)
+    pages, count = index.frame_pages, index.chunk_count
     for _ in range(VICTIMS_PER_TAKE_MAX):
         frames = state.frames.take(pages, count)
         if frames is not None:
@@ -41,7 +41,7 @@ def take_frames(state: State, index: Index) -> tuple[int, ...] | None:
         victim, verdict = _victim(state)
         if victim is None:
             break
-        if frame_pages(victim.block.index) != pages:
+        if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
         evict(state, victim, verdict.value)
     return None
@@ -49,7 +49,7 @@ def take_frames(state: State, index: Index) -> tuple[int, ...] | None:
 
 def ever_fits(state: State, index: Index) -> bool:
     """Whether the arena could hold one block of this index at all."""
-    return state.frames.fits(frame_pages(index), chunks_of(index))
+    return state.frames.fits(index.frame_pages, index.chunk_count)
 
 
 def _victim(state: State) -> tuple[Copy | None, Verdict]:
@@ -139,7 +139,7 @@ def clean_ahead(state: State) -> None:
         copy = dram.policy.coldest()
         if copy is None:
             break
-        pages = frame_pages(copy.block.index) * chunks_of(copy.block.index)
+        pages = copy.block.index.frame_pages * copy.block.index.chunk_count
         on_their_way = dram.reclaimable.count + sum(level.writes for level in state.below)
         if frames.total_pages - frames.used_pages + on_their_way * pages >= goal:
             break

@@ -7,7 +7,7 @@ from flexkv_py.core.demands import demand
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import hand_out
 from flexkv_py.core.messages import BlockCopy, Outcome, SaveAsked, SaveHints, TicketKind, Tier, TransferResult
-from flexkv_py.core.moves import fill_dram, free_frames, full_mask
+from flexkv_py.core.moves import fill_dram, free_frames
 from flexkv_py.core.room import ever_fits, take_frames
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
@@ -35,7 +35,7 @@ def on_save(state: State, event: SaveAsked, session: Session) -> None:
     for position in range(count):
         if ticket.waiting or not place(state, ticket, position, copies):
             _queue(state, ticket, position)
-    hand_out(state, ticket, copies, full_mask(index))
+    hand_out(state, ticket, copies, index.full_mask)
 
 
 def _queue(state: State, ticket: Ticket, position: int) -> None:
@@ -61,13 +61,13 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
     if block is not None and (block.dram is not None or block.ready):
         _meet(state, ticket, position, block)
         return True
-    if not ever_fits(state, index):
+    frames = take_frames(state, index)
+    if frames is None:
+        if ever_fits(state, index):
+            return False
         ticket.detail = "one block is larger than the DRAM arena"
         settle_key(state, ticket, position, Outcome.REFUSED)
         return True
-    frames = take_frames(state, index)
-    if frames is None:
-        return False
     if block is None:
         block = index.blocks.get(key) or index.add(key, parent)
     copy = fill_dram(block, frames)
@@ -89,6 +89,8 @@ def _meet(state: State, ticket: Ticket, position: int, block: Block) -> None:
     block.uses += 1
     dram = block.dram
     if block.ready:
+        for copy in block.copies():
+            state.touch(copy)  # at once, or making room for the rest could evict it
         _acknowledge(state, ticket, position, block, Outcome.PRESENT)
         return
     assert dram is not None
@@ -136,7 +138,7 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[
         state.count("faults", f"worker_{result.fault.value}")
     if result.fault is None and not ticket.over and not block.index.closed:
         copy.state = CopyState.READY
-        copy.present = full_mask(block.index)
+        copy.present = block.index.full_mask
         block.uses += 1
         state.tell(block.key, "save", Tier.DRAM)
         settle(state, block)
@@ -181,7 +183,7 @@ def serve_room_saves(state: State) -> None:
 
 def _hand_out(state: State, ticket: Ticket, copies: list[BlockCopy]) -> None:
     assert ticket.index is not None
-    hand_out(state, ticket, copies, full_mask(ticket.index))
+    hand_out(state, ticket, copies, ticket.index.full_mask)
 
 
 def throttle_waiting(state: State, ticket: Ticket) -> None:

@@ -91,7 +91,7 @@ class State:
         self.transfers: dict[int, Transfer] = {}
         self.transfers_made = 0
         self.promotions = 0
-        self.dropped: dict[Copy, None] = {}  # failed fills whose frames a load is still reading
+        self.dropped: dict[Copy, None] = {}  # detached: failed fills still read, second records
         self.sessions: dict[int, Session] = {}
         self.leases_made = 0
         self.lease_owner: dict[int, int] = {}

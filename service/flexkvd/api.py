@@ -6,6 +6,7 @@ socket listens already, because FastAPI takes half a second.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import socket
@@ -103,11 +104,14 @@ class ApiServer(uvicorn.Server):
         yield
 
     async def run_on(self, listener: socket.socket) -> None:
-        """Serve until `stop`."""
-        await self.serve([listener])
-
-    def stop(self) -> None:
-        self.should_exit = True
+        """Serve until cancelled, and end the answers under way."""
+        serving = asyncio.ensure_future(self.serve([listener]))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            self.should_exit = True
+            await serving
+            raise
 
 
 def _error(status: int, code: ErrorCode, message: str) -> JSONResponse:

@@ -80,22 +80,23 @@ class Operator:
         counters, facts = _nested(parts.planner.counters), parts.planner.snapshot()
         links = {(link.name,): link for link in parts.executor.links.values()}
         return {
-            **{
-                each.name: {(label,): count for label, count in counters.get(each.of, {}).items()}
-                for each in PLANNER_COUNTERS
-            },
+            **{each.name: _labelled(counters.get(each.of, {})) for each in PLANNER_COUNTERS},
             **{each.name: {(tier,): tiers[each.of] for tier, tiers in facts["tiers"].items()} for each in TIER_GAUGES},
             **{each.name: {(): facts[each.of]} for each in PLANNER_GAUGES},
-            "flexkv_link_bytes_total": {(name,): count for name, count in parts.executor.traffic.bytes.items()},
+            "flexkv_link_bytes_total": _labelled(parts.executor.traffic.bytes),
             "flexkv_link_faults_total": parts.executor.traffic.faults,
             "flexkv_link_waiting": {name: link.waiting for name, link in links.items()},
             "flexkv_link_running": {name: link.running for name, link in links.items()},
-            "flexkv_request_errors_total": {(code,): count for code, count in parts.server.failures.items()},
+            "flexkv_request_errors_total": _labelled(parts.server.failures),
             "flexkv_connections": {(): parts.server.connections},
             "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
             "flexkv_events_total": {(): parts.engine.events},
             "flexkv_ready": {(): parts.readiness.ready},
         }
+
+
+def _labelled(counts: Mapping[str, int]) -> Samples:
+    return {(label,): count for label, count in counts.items()}
 
 
 def _nested(counters: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 from flexkv_py.core.messages import DrainStarted, TicketCancelled, Tier
@@ -21,6 +21,7 @@ from flexkvd.config import ApiTable, Config, read_token
 from flexkvd.control import Operator
 from flexkvd.parts import Parts, make_parts
 from flexkvd.tickets import Ticket
+from flexkvd.toml_tables import bad_config
 
 log = logging.getLogger(__name__)
 
@@ -104,17 +105,18 @@ class Daemon:
             self._fail(failure)
 
     async def _serve_api(self, token: str) -> None:
-        listener = _api_listener(self._config.api)
-        try:
+        table = self._config.api
+        with ExitStack() as stack:
+            if table.host:
+                listener = stack.enter_context(_listen_tcp(table))
+            else:
+                file = socket_file.listen(table.socket, API_SOCKET_MODE)
+                stack.callback(file.close)
+                listener = file.socket
             module = await asyncio.to_thread(importlib.import_module, "flexkvd.api")
             server = module.ApiServer(module.make_app(self.operator, token))
-            log.info("serves the REST API on %s", listener.getsockname())
+            log.info("serves the REST API on %s", f"{table.host}:{table.port}" if table.host else table.socket)
             await server.run_on(listener)
-        finally:
-            if self._config.api.host:
-                listener.close()
-            else:
-                socket_file.remove(listener)
 
     async def _measure_lag(self) -> None:
         while True:
@@ -182,8 +184,11 @@ class Daemon:
         log.info("stopped")
 
 
-def _api_listener(table: ApiTable) -> socket.socket:
-    if not table.host:
-        return socket_file.listen(table.socket, API_SOCKET_MODE)
+def _listen_tcp(table: ApiTable) -> socket.socket:
     family = socket.AF_INET6 if ":" in table.host else socket.AF_INET
-    return socket.create_server((table.host, table.port), family=family)
+    try:
+        return socket.create_server((table.host, table.port), family=family)
+    except OSError as error:
+        raise bad_config(
+            f"the REST API cannot listen on {table.host} port {table.port} ({error.strerror}): choose another port"
+        ) from error

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from flexkv_py.errors import ErrorCode, FlexKVError
@@ -18,8 +19,24 @@ PATH_BYTES_MAX = 107
 BACKLOG = 512
 
 
-def listen(path: str, mode: int) -> socket.socket:
-    """Bind and listen on `path`, non-blocking, with that file mode.
+@dataclass(frozen=True)
+class Listener:
+    """A listening, non-blocking socket and its file."""
+
+    socket: socket.socket
+    path: str
+    inode: int
+
+    def close(self) -> None:
+        """Stop listening and remove the file, unless another daemon's stands there by now. Idempotent."""
+        self.socket.close()
+        with contextlib.suppress(OSError):
+            if os.stat(self.path, follow_symlinks=False).st_ino == self.inode:
+                os.unlink(self.path)
+
+
+def listen(path: str, mode: int) -> Listener:
+    """Bind and listen on `path`, with that file mode.
 
     A file left behind by a dead daemon is replaced. Raises FlexKVError: ALREADY_RUNNING when somebody
     listens there, BAD_SOCKET_PATH when no socket can be made there.
@@ -40,28 +57,10 @@ def listen(path: str, mode: int) -> socket.socket:
         os.chmod(path, mode)
         listener.listen(BACKLOG)
         listener.setblocking(False)
+        return Listener(listener, path, os.stat(path).st_ino)
     except OSError as error:
         listener.close()
         raise _bad_path(f"no socket can be made at {path} ({error.strerror}): check the directory's owner") from error
-    return listener
-
-
-def remove(listener: socket.socket) -> None:
-    """Close the listener and remove its file, unless another daemon's file stands there by now."""
-    path = listener.getsockname()
-    ours = _inode_of_socket(path)
-    listener.close()
-    if ours is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def _inode_of_socket(path: str) -> int | None:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return None
-    return found.st_ino if stat.S_ISSOCK(found.st_mode) else None
 
 
 def _remove_stale(path: str) -> None:

@@ -1,0 +1,1 @@
+"""Events in, instructions out: the planner alone."""

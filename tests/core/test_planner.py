@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.messages import (
+    BlocksFound,
     ChunkLanded,
     EndSession,
     Fault,
     FlushAsked,
+    FoundBlock,
     LeaseReleased,
     MoveKind,
     NamespaceReset,
@@ -22,6 +24,7 @@ from flexkv_py.core.messages import (
     TierChanged,
     TimePassed,
 )
+from flexkv_py.keys import ROOT
 from tests.core.conftest import NAMESPACE, chain
 
 TWO = {"tiers": (Tier.DRAM, Tier.SSD), "ssd_bytes": 1 << 20}
@@ -328,3 +331,19 @@ def test_two_shards_are_usable_only_as_far_as_both_have_them(benches):
     bench.settle()
     assert bench.match(keys, shards=(0, 1)).length == 2
     assert bench.match(keys, shards=(0,)).length == 3
+
+
+def test_a_record_found_twice_is_dropped_once(benches):
+    """A block saved before recovery met its old record keeps the new one; the old one's room comes back."""
+    bench = benches(**TWO)
+    keys = chain(1)
+    bench.save(keys, ack=Tier.SSD)
+    bench.settle()
+    record_bytes = bench.planner.state.levels[Tier.SSD].used_bytes
+    location = bench.copy(keys[0], Tier.SSD).location
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, record_bytes, [FoundBlock(keys[0], ROOT, location + 1)], 0))
+    [drop] = bench.moves(MoveKind.DROP)
+    assert drop.location == location + 1
+    bench.settle()
+    assert bench.planner.state.levels[Tier.SSD].used_bytes == record_bytes
+    assert bench.match(keys).length == 1

@@ -112,7 +112,7 @@ class TierContract:
         live(backing, scene)
 
     def test_a_new_life_finds_what_was_acknowledged(self, backing, frames):
-        """After reopening, every record is found once with its parent and size and reads right; dropped ones are gone."""
+        """After reopening, every record is found once with parent and size and reads right; dropped ones are gone."""
         names = [block(at, space=space, shard=shard) for at in range(6) for space in (1, 2) for shard in (0, 1)]
         dropped = names[::5]
 
@@ -170,11 +170,11 @@ class TierContract:
             source = frames.take(lengths)
             for number in count():
                 copy_into(frames, source, block(number), lengths)
-                try:
-                    places[block(number)] = await store.write(block(number), source)
-                except TierFault as fault:
-                    assert fault.fault is Fault.FULL
+                outcome = await fault_or_location(store, block(number), source)
+                if isinstance(outcome, Fault):
                     break
+                places[block(number)] = outcome
+            assert outcome is Fault.FULL
             most = backing.capacity_bytes // (260 * KIB)
             assert most - 4 <= len(places) <= most  # a segment's end may stay unused
             for name, location in places.items():
@@ -350,6 +350,13 @@ async def fault_of_read(
     with pytest.raises(TierFault) as caught:
         await drain(store, name, location, frames.take(lengths))
     return caught.value.fault
+
+
+async def fault_or_location(store: TierStore, name: BlockName, source: Sequence[FrameSpan]) -> Fault | int:
+    try:
+        return await store.write(name, source)
+    except TierFault as fault:
+        return fault.fault
 
 
 def copy_into(frames: Frames, target: Sequence[FrameSpan], name: BlockName, lengths: Sequence[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from collections.abc import Callable
@@ -105,10 +104,6 @@ def stored_chunk(geometry: Geometry, message: RegisterMemory, raw: bytes, pages:
         starts = [place.offset + page * place.page_stride for page in pages]
         rows += b"".join(raw[start : start + place.page_bytes] for start in starts)
     return rows.ljust(geometry.chunk_bytes[chunk], b"\0")
-
-
-def seals(descriptor: int) -> int:
-    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
 
 
 def _entries(geometry: Geometry, page_tokens: int) -> list[tuple[int, int, int]]:

@@ -8,14 +8,7 @@ import threading
 import pytest
 
 from tests.tiers.backings import BACKINGS
-from tests.tiers.contract import Frames, TierContract
-
-
-@pytest.fixture
-def frames():
-    frames = Frames()
-    yield frames
-    frames.arena.close()
+from tests.tiers.contract import TierContract
 
 
 @pytest.fixture(params=sorted(BACKINGS))

@@ -37,12 +37,12 @@ class GatedArena(Arena):
 
     def __init__(self) -> None:
         super().__init__(FRAME_COUNT * GEOMETRY.frame_bytes, 1)
-        self.gate, self.reached = threading.Event(), threading.Event()
+        self.gate, self.reached = threading.Event(), threading.Semaphore(0)
         self.order: list[int] = []
 
     def view(self, frame: int, length: int) -> memoryview:
         self.order.append(frame // FRAME_PAGES)
-        self.reached.set()
+        self.reached.release()
         assert self.gate.wait(10)
         return super().view(frame, length)
 
@@ -154,7 +154,7 @@ def test_a_load_overtakes_a_demotion(gated: GatedArena, lane: CpuLanes, worker: 
         first, second = (task_of(worker, Direction.INTO_WORKER, [[4, 5]]) for _ in range(2))
         first.frames, second.frames = [7 * FRAME_PAGES], [8 * FRAME_PAGES]
         copies = [asyncio.create_task(lane.copy(demotion, Priority.DEMOTION))]
-        await asyncio.to_thread(gated.reached.wait)  # its first block is being copied
+        await asyncio.to_thread(gated.reached.acquire)  # its first block is being copied
         copies += [asyncio.create_task(lane.copy(task, Priority.LOAD)) for task in (first, second)]
         await asyncio.sleep(0)
         gated.gate.set()
@@ -170,7 +170,7 @@ def test_a_fence_waits_for_the_copies_of_its_pages_only(gated: GatedArena, lane:
     async def run() -> None:
         task = task_of(worker, Direction.OUT_OF_WORKER, [[0, 1], [6, 7]])
         copy = asyncio.create_task(lane.copy(task, Priority.SAVE))
-        await asyncio.to_thread(gated.reached.wait)
+        await asyncio.to_thread(gated.reached.acquire)
         assert lane.running(worker.memory) == 1
         await lane.fence(worker.memory, np.array([2, 3], np.uint32))
         fences = [
@@ -193,7 +193,7 @@ def test_a_fence_waits_even_when_the_caller_is_cancelled(gated: GatedArena, lane
     async def run() -> None:
         task = task_of(worker, Direction.OUT_OF_WORKER, [[6, 7]])
         copy = asyncio.create_task(lane.copy(task, Priority.SAVE))
-        await asyncio.to_thread(gated.reached.wait)
+        await asyncio.to_thread(gated.reached.acquire)
         copy.cancel()
         with pytest.raises(asyncio.CancelledError):
             await copy
@@ -302,15 +302,15 @@ def test_holes_punched_during_copies_hurt_nobody(arena: Arena, lanes: CpuLanes, 
 
 def test_closing_ends_threads_and_tells_who_waits(gated: GatedArena, worker: Worker) -> None:
     """What runs ends, what had not begun is DOWN, later copies too; no thread is left."""
-    threads = threading.active_count()
+    threads = threading.enumerate()
 
     async def run() -> None:
         lanes = CpuLanes(gated, threads=2, bytes_in_flight_max=1)
         copy = asyncio.create_task(
             lanes.copy(task_of(worker, Direction.INTO_WORKER, [[0, 1]] * FRAME_COUNT), Priority.LOAD)
         )
-        while len(gated.order) < 2:  # both threads hold a block
-            await asyncio.sleep(0.001)
+        for _ in range(2):  # until both threads hold a block
+            await asyncio.to_thread(gated.reached.acquire)
         opener = threading.Timer(0.05, gated.gate.set)
         opener.start()
         lanes.close()
@@ -321,7 +321,7 @@ def test_closing_ends_threads_and_tells_who_waits(gated: GatedArena, worker: Wor
         assert await lanes.copy(task_of(worker, Direction.INTO_WORKER, [[0, 1]]), Priority.LOAD) == [Fault.DOWN]
 
     asyncio.run(run())
-    assert threading.active_count() == threads
+    assert not [thread for thread in set(threading.enumerate()) - set(threads) if thread.name.startswith("copy-lane")]
 
 
 def test_many_copies_share_the_lanes(arena: Arena, lanes: CpuLanes) -> None:

@@ -28,7 +28,7 @@ PR_SET_DUMPABLE = 4
 @pytest.fixture
 def arena() -> Iterator[Arena]:
     descriptors = len(os.listdir("/proc/self/fd"))
-    arena = Arena(SEGMENT_BYTES, 3)
+    arena = Arena(SEGMENT_BYTES, 3, huge_pages=False)
     yield arena
     arena.close()
     assert len(os.listdir("/proc/self/fd")) == descriptors, "an arena leaves no descriptor open"

@@ -62,7 +62,7 @@ class FaultPlan:
         rates: Mapping[Operation, Mapping[Fault, float]] | None = None,
         chunk_count_max: int = 8,
     ) -> None:
-        self._chance = random.Random(seed)
+        self._chance = random.Random(seed)  # noqa: S311 - it must repeat, not keep a secret
         self._latency_ns = latency_ns
         self._chunk_count_max = chunk_count_max
         self._scripts: dict[Operation, deque[Verdict]] = {operation: deque() for operation in Operation}

@@ -90,10 +90,9 @@ class DryRun:
         deadline_ns = self._now_ns + _STEP_NS // 2
         if hits:
             self._run(LoadAsked(_SESSION, 2 * self._asked, keys[:hits], deadline_ns, self._now_ns))
-        if hits < len(keys):
-            ticket, parent = 2 * self._asked + 1, keys[hits - 1] if hits else ROOT
-            hints = SaveHints()
-            self._run(SaveAsked(_SESSION, ticket, keys[hits:], parent, deadline_ns, Tier.DRAM, hints, self._now_ns))
+        # The whole chain is saved, what was hit is `present`: so the request ends touched tail first.
+        hints = SaveHints()
+        self._run(SaveAsked(_SESSION, 2 * self._asked + 1, keys, ROOT, deadline_ns, Tier.DRAM, hints, self._now_ns))
 
     def _match(self, keys: Sequence[BlockKey]) -> int:
         if not keys:

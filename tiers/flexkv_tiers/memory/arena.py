@@ -214,7 +214,12 @@ def _advise_huge(segments: list[_Segment]) -> bool:
 
 
 def _populate_slice(segment: _Segment, offset: int, length: int) -> None:
-    """Allocate first: running out of memory is then an error number here, not a signal at first touch."""
+    """Map and allocate at once; where the kernel cannot, at least allocate.
+
+    The mapping goes first, because only it sees the advice on huge pages. Its failure is no error: the
+    allocation that follows finds nothing left to do, or says itself that memory ran out.
+    """
+    _madvise(segment.address + offset, length, _MADV_POPULATE_WRITE)
     try:
         os.posix_fallocate(segment.descriptor, offset, length)
     except OSError as error:
@@ -222,5 +227,3 @@ def _populate_slice(segment: _Segment, offset: int, length: int) -> None:
             ErrorCode.BAD_CONFIG,
             f"memory ran out while populating the arena ({error.strerror}): make the arena smaller",
         ) from error
-    # Mapping ahead only saves faults later, so a kernel that does not know it is no error.
-    _madvise(segment.address + offset, length, _MADV_POPULATE_WRITE)

@@ -38,6 +38,8 @@ class S3Config:
     def __post_init__(self) -> None:
         if not self.bucket:
             raise _refuse("bucket", "is empty: name the bucket that holds the blocks")
+        if self.endpoint_url and not self.endpoint_url.startswith(("http://", "https://")):
+            raise _refuse("endpoint_url", f"is {self.endpoint_url!r}: begin it with http:// or https://")
         if self.addressing_style not in ("auto", "path", "virtual"):
             raise _refuse("addressing_style", f"is {self.addressing_style!r}: use 'auto', 'path' or 'virtual'")
         if not 1 <= self.processes <= PROCESSES_MAX:

@@ -46,10 +46,15 @@ _CURE = {
     Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
     Trouble.STOPPED: "check the server's load; s3.operation_timeout_s says how long a move may take",
     Trouble.THROTTLED: "lower s3.processes or s3.threads, or raise the server's limits",
+    Trouble.REFUSED: "check s3.bucket, s3.region and s3.addressing_style",
     Trouble.FULL: "make room in the bucket or raise its quota",
 }
 
-_CODE = {Trouble.DENIED: ErrorCode.S3_DENIED, Trouble.BUCKET_MISSING: ErrorCode.S3_BUCKET_MISSING}
+_CODE = {
+    Trouble.DENIED: ErrorCode.S3_DENIED,
+    Trouble.BUCKET_MISSING: ErrorCode.S3_BUCKET_MISSING,
+    Trouble.REFUSED: ErrorCode.BAD_CONFIG,
+}
 
 _TROUBLE_OF_CODE = {
     "NoSuchKey": Trouble.MISSING,
@@ -99,11 +104,24 @@ def trouble_of(error: Exception) -> Trouble | None:
         return Trouble.TIMEOUT
     if isinstance(error, boto.ConnectionError):
         return Trouble.UNREACHABLE
-    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+    if isinstance(error, _credential_errors()):
         return Trouble.DENIED
     if isinstance(error, boto.HTTPClientError | boto.IncompleteReadError | HTTPError | OSError):
         return Trouble.CUT
     return Trouble.REFUSED if isinstance(error, boto.BotoCoreError) else None
+
+
+def _credential_errors() -> tuple[type[Exception], ...]:
+    from botocore import exceptions as boto  # noqa: PLC0415 - as above
+
+    return (
+        boto.NoCredentialsError,
+        boto.PartialCredentialsError,
+        boto.CredentialRetrievalError,
+        boto.ProfileNotFound,
+        boto.TokenRetrievalError,
+        boto.SSOError,
+    )
 
 
 def explained(failure: Failed) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import boto3
 import msgspec
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError
 
 from flexkv_py.core.messages import BlockName
 from flexkv_py.geometry import ALIGN_BYTES
@@ -52,7 +53,11 @@ class Objects:
     def __init__(self, config: S3Config, arena: Arena) -> None:
         self._config = config
         self._arena = arena
-        self._client = _open_client(config)
+        self._unusable: BotoCoreError | None = None
+        try:
+            self._client = _open_client(config)
+        except BotoCoreError as error:  # every call answers with it, so that the daemon can say what is wrong
+            self._unusable = error
         self._decoder = msgspec.msgpack.Decoder(Request)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -69,6 +74,8 @@ class Objects:
             yield self._encoder.encode(failure)
 
     def _run(self, request: Request, call: Call) -> Iterator[Reply]:
+        if self._unusable is not None:
+            raise self._unusable
         match request:
             case Get():
                 yield from self._get(request, call)
@@ -94,6 +101,7 @@ class Objects:
     def _get(self, request: Get, call: Call) -> Iterator[Landed]:
         ends = list(accumulate((span.length for span in request.spans), initial=HEADER_BYTES))
         first, record_bytes = request.chunk_first, ends[-1]
+        assert first < len(request.spans)
         raw_header = bytearray(HEADER_BYTES)
         if first > 0:  # a later chunk alone has its header to be judged by, too
             with closing(self._open(request.name, 0, HEADER_BYTES, record_bytes)) as body:
@@ -278,7 +286,8 @@ def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None
         trouble = Trouble.BUCKET_MISSING
     if trouble is None:
         return None
-    return Failed(trouble, f"{type(request).__name__.lower()} {getattr(request, 'name', '')}: {error}")
+    what = f"{type(request).__name__.lower()} {getattr(request, 'name', '')}".rstrip()
+    return Failed(trouble, f"{what}: {error}")
 
 
 def _open_objects(options: bytes, arena: Arena) -> Objects:

@@ -47,6 +47,17 @@ _LET_GO_S = 2.0
 LISTING_PAUSE_S = 2.0
 """Between tries at a page of the listing while the bucket fails it."""
 
+_COUNTED = (
+    "bytes_written",
+    "bytes_read",
+    "retries",
+    "delete_requests",
+    "listed_blocks",
+    "listed_foreign",
+    "listed_damaged",
+    *(f"failed_{trouble.value}" for trouble in Trouble),
+)
+
 TierListener = Callable[[bool, str], None]
 """Told when the tier goes down or comes back, and why."""
 
@@ -84,9 +95,9 @@ class S3Store:
         self._prober: asyncio.Task[None] | None = None  # runs while the breaker is open
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
-        self._deletes = DeleteBatches(lambda names: self._ask(lambda: Delete(names)))
+        self._deletes = DeleteBatches(self._delete)
         self._closed = False
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_COUNTED, 0))
 
     async def start(self) -> None:
         for worker in self._workers:
@@ -117,7 +128,12 @@ class S3Store:
         self._counts["bytes_written"] += len(header) + sum(chunk.length for chunk in chunks)
         return 0
 
-    async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncGenerator[int, None]:  # noqa: ARG002 - the name is the location
+    async def read(
+        self,
+        block: BlockName,
+        location: int,  # noqa: ARG002 - the object's name is its location
+        chunks: Sequence[FrameSpan],
+    ) -> AsyncGenerator[int, None]:
         name, spans, landed = object_name(self._config.prefix, block), _spans(chunks), 0
 
         def rest() -> Get:  # a retry goes on where the attempt before ended: landed chunks are already in use
@@ -133,7 +149,7 @@ class S3Store:
                 landed += 1
                 yield reply.chunk
 
-    async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the name is the location
+    async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - as above
         await self._deletes.delete(object_name(self._config.prefix, block))
 
     async def found(self) -> AsyncGenerator[FoundBatch, None]:
@@ -164,6 +180,11 @@ class S3Store:
         }
 
     # ------------------------------------------------------------- attempts
+
+    async def _delete(self, names: list[str]) -> None:
+        self._counts["delete_requests"] += 1
+        request = Delete(names)
+        await self._ask(lambda: request)
 
     async def _page(self, request: ListPage) -> Page:
         """One page of the listing, whenever the bucket is ready to give it."""
@@ -230,7 +251,7 @@ class S3Store:
     # --------------------------------------------------------- breaker open
 
     def _go_down(self) -> None:
-        if self._prober is not None:
+        if self._prober is not None or self._closed:
             return
         self._came_back.clear()
         self._prober = asyncio.create_task(self._probe())
@@ -258,7 +279,7 @@ class S3Store:
                     assert isinstance(reply, Failed)
                     failure = reply
         except TierFault as fault:
-            return Failed(Trouble.UNREACHABLE, fault.detail)
+            return Failed(Trouble.CUT, fault.detail)  # not the bucket's fault: the byte worker's
         return failure
 
 

@@ -22,7 +22,6 @@ from flexkv_tiers.base import TierFault
 RWF_DONTCACHE = 0x80  # linux/fs.h, since Linux 6.14; not among Python's constants
 
 _FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_PROBE_NAME = "flexkv.probe"
 
 
 class IoPath(StrEnum):
@@ -44,9 +43,8 @@ class IoChoice:
     reason: str
 
 
-def choose_io_path(directory: Path, direct: bool) -> IoChoice:
-    """Try the paths on a file of `directory`, best first. Raises OSError when none can be written."""
-    probe = directory / _PROBE_NAME
+def choose_io_path(probe: Path, direct: bool) -> IoChoice:
+    """Try the paths on a file `probe`, best first, and remove it. Raises OSError when it cannot be written."""
     why_not = "direct I/O is switched off by configuration"
     try:
         if direct:

@@ -24,7 +24,8 @@ FORMAT_VERSION = 1
 MARKER_NAME = "flexkv.json"
 LOCK_NAME = "flexkv.lock"
 _PARTIAL_NAME = "flexkv.json.partial"
-_NOT_FOREIGN = {LOCK_NAME, _PARTIAL_NAME, "flexkv.probe", "lost+found"}  # what an interrupted first start leaves
+PROBE_NAME = "flexkv.probe"
+_NOT_FOREIGN = {LOCK_NAME, _PARTIAL_NAME, PROBE_NAME, "lost+found"}  # what an interrupted first start leaves
 _MARKER_BYTES_MAX = 64 * 1024
 _SEGMENT_NAME = re.compile(r"segment-(\d{6,})-(\d+)\.kv")
 
@@ -74,7 +75,8 @@ def refusal(directory: Path, error: OSError) -> FlexKVError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FlexKVError(
             ErrorCode.DISK_FULL,
-            f"the disk of {directory} is full ({error.strerror}): free space there, or configure another directory",
+            f"the disk of {directory} is full ({error.strerror}): "
+            "free space there, or configure a smaller capacity or another directory",
         )
     return FlexKVError(
         ErrorCode.DIRECTORY_NOT_WRITABLE,
@@ -92,6 +94,17 @@ def segments(directory: Path) -> list[SegmentFile]:
             if (match := _SEGMENT_NAME.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
         ]
     return sorted(found, key=lambda segment: segment.number)
+
+
+def reserve_once(directory: Path, size_bytes: int) -> None:
+    """Find out whether the disk has that much room by taking it. Raises OSError when it has not."""
+    probe = directory / PROBE_NAME
+    fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    finally:
+        os.close(fd)
+        probe.unlink()
 
 
 def sync_directory(directory: Path) -> None:

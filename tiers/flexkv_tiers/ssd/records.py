@@ -18,6 +18,10 @@ NO_HEADER = bytes(HEADER_BYTES)
 """What lies where no record is: allocated and never written, or erased."""
 
 
+READ_BYTES_MIN = 1 << 20
+"""Small chunks are read several at a time: eight reads of 320 KiB cost 2.5 times the CPU of one of 2.5 MiB."""
+
+
 def record_bytes(chunks: Sequence[FrameSpan]) -> int:
     """Bytes a record of these chunks takes on disk, header included."""
     return HEADER_BYTES + sum(chunk.length for chunk in chunks)
@@ -45,27 +49,41 @@ def read_record(
     block: BlockName,
     chunks: Sequence[FrameSpan],
     arena: Arena,
-    landed: Callable[[int], bool],
+    landed: Callable[[range], bool],
     page: memoryview,
 ) -> None:
     """Read a record into frames, header and first chunk together.
 
-    Calls `landed` with each chunk's number once its checksum holds and sits in the arena; stops when
-    that answers False, because nobody wants the rest. Raises TierFault(CORRUPT) unless
+    Calls `landed` with a run of chunks once their checksums hold and sit in the arena; stops when that
+    answers False, because nobody wants the rest. Raises TierFault(CORRUPT) unless
     header and chunks are exactly those of `block`.
     """
     views = [arena.view(chunk.frame, chunk.length) for chunk in chunks]
     file.read([page, views[0]], offset)
     header = parse_header(page)
     _check(header, block, chunks)
-    for number, (entry, chunk, view) in enumerate(zip(header.chunks, chunks, views, strict=True)):
-        if number:
-            file.read([view], offset + entry.offset)
-        if chunk_checksum(block.key, number, view) != entry.checksum:
-            raise TierFault(Fault.CORRUPT, f"chunk {number} does not match its checksum")
-        arena.set_checksum(chunk.frame, entry.checksum)
-        if not landed(number):
+    for run in read_runs([chunk.length for chunk in chunks]):
+        if run.start:
+            file.read(views[run.start : run.stop], offset + header.chunks[run.start].offset)
+        for number in run:
+            expected = header.chunks[number].checksum
+            if chunk_checksum(block.key, number, views[number]) != expected:
+                raise TierFault(Fault.CORRUPT, f"chunk {number} does not match its checksum")
+            arena.set_checksum(chunks[number].frame, expected)
+        if not landed(run):
             return
+
+
+def read_runs(lengths: Sequence[int]) -> list[range]:
+    """Chunks read together: the first alone, so that it lands early; then runs of at least READ_BYTES_MIN."""
+    runs = [range(1)]
+    start, run_bytes = 1, 0
+    for number in range(1, len(lengths)):
+        run_bytes += lengths[number]
+        if run_bytes >= READ_BYTES_MIN or number == len(lengths) - 1:
+            runs.append(range(start, number + 1))
+            start, run_bytes = number + 1, 0
+    return runs
 
 
 def _check(header: Header, block: BlockName, chunks: Sequence[FrameSpan]) -> None:

@@ -70,6 +70,10 @@ class Census:
         self.damaged = 0
         self.duplicates = 0
 
+    def end(self) -> None:
+        """Every slot was looked at: keep the counts, let the keys go."""
+        self._keys.clear()
+
     def take(self, slots: Slots, first_location: int, slot_bytes: int) -> tuple[list[FoundBatch], list[int]]:
         """The batches of one Slots (slot s is location `first_location` + s), and slots of second copies."""
         batches: dict[tuple[NamespaceDigest, int], FoundBatch] = {}

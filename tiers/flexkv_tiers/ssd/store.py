@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
@@ -26,9 +25,7 @@ from flexkv_tiers.ssd.directio import DirectFile, IoChoice, choose_io_path
 from flexkv_tiers.ssd.records import erase_record, read_record, record_bytes, write_record
 from flexkv_tiers.ssd.recovery import SLOTS_PER_BATCH, Census, Slots, erase_slots, read_headers
 from flexkv_tiers.ssd.slots import SLOT_BITS, SLOTS_MAX, Growth, Segment, SlotState, SlotTable
-from flexkv_tiers.ssd.threads import DiskThreads, GroupSync, settle
-
-T = TypeVar("T")
+from flexkv_tiers.ssd.threads import DiskFuture, DiskThreads, GroupSync, settle
 
 THREAD_COUNT = 8
 """More than eight transfers in flight only add latency, measured with direct I/O."""
@@ -36,6 +33,7 @@ SEGMENT_BYTES_MIN = 16 << 20
 SEGMENTS_PER_CAPACITY = 64
 """Segments a directory is cut into unless told otherwise: few open files, and room moves between sizes."""
 
+_END = range(0)  # no run is empty
 _HOLDING = (SlotState.USED, SlotState.DAMAGED)
 
 
@@ -76,7 +74,8 @@ class SsdStore:
         self._serving = False
         self._growing = asyncio.Lock()
         self._closing = asyncio.Lock()
-        self._running: set[asyncio.Task[Any]] = set()  # moves that have not ended
+        self._running = 0  # writes and drops that have not ended; a read is one job of the threads
+        self._idle = asyncio.Event()  # set when the last of them ends
         self._threads: DiskThreads | None = None  # None before start and after close
         self._lock: int | None = None
         self._io: IoChoice | None = None
@@ -88,7 +87,7 @@ class SsdStore:
         assert self._threads is None
         self._threads = DiskThreads(self._thread_count)
         try:
-            await self._threads.run(lambda _page: self._open())
+            await self._threads.submit(lambda _page: self._open())
         except BaseException:
             await self.close()
             raise
@@ -99,7 +98,8 @@ class SsdStore:
         self._serving = False
         async with self._closing:  # a second caller returns when it is true
             while self._running:
-                await settle(asyncio.gather(*self._running, return_exceptions=True))
+                self._idle.clear()
+                await self._idle.wait()
             if self._threads is not None:
                 await self._threads.stop()
                 self._threads = None
@@ -136,7 +136,7 @@ class SsdStore:
         """On a disk thread: marker, lock, I/O path, segments of the last life."""
         self._lock, _ = directories.acquire(self._directory)
         try:
-            self._io = choose_io_path(self._directory, self._direct)
+            self._io = choose_io_path(self._directory / directories.PROBE_NAME, self._direct)
             for found in directories.segments(self._directory):
                 self._adopt(found)
             self._check_room()
@@ -159,14 +159,8 @@ class SsdStore:
 
     def _check_room(self) -> None:
         """An empty tier must be able to hold something; one with segments serves those, full disk or not."""
-        disk = os.statvfs(self._directory)
-        free_bytes = disk.f_bavail * disk.f_frsize
-        if not self._table.segments and free_bytes < self._table.segment_bytes:
-            raise FlexKVError(
-                ErrorCode.DISK_FULL,
-                f"the disk of {self._directory} has {free_bytes} bytes free, one segment takes "
-                f"{self._table.segment_bytes}: free space there, or configure a smaller capacity or another directory",
-            )
+        if not self._table.segments:
+            directories.reserve_once(self._directory, self._table.segment_bytes)
 
     def _keep(self, file: DirectFile, number: int) -> None:
         self._files[number] = (file, GroupSync(self._disk, file.sync))
@@ -175,7 +169,7 @@ class SsdStore:
 
     async def found(self) -> AsyncIterator[FoundBatch]:
         """Headers of the last life's segments, several batches in flight, yielded in order of place."""
-        ahead: list[tuple[Segment, asyncio.Future[Slots]]] = []
+        ahead: list[tuple[Segment, DiskFuture[Slots]]] = []
         try:
             for segment in tuple(self._table.segments.values()):
                 if not segment.states.count(SlotState.UNREAD):
@@ -191,11 +185,12 @@ class SsdStore:
             while ahead:
                 for batch in await self._sort(*ahead.pop(0)):
                     yield batch
+            self._census.end()
         finally:
             for _, reading in ahead:
                 await settle(reading)
 
-    async def _sort(self, segment: Segment, reading: asyncio.Future[Slots]) -> list[FoundBatch]:
+    async def _sort(self, segment: Segment, reading: DiskFuture[Slots]) -> list[FoundBatch]:
         """Apply what a batch of slots holds to the table, and return its records."""
         if await settle(reading):
             raise asyncio.CancelledError
@@ -204,7 +199,7 @@ class SsdStore:
         batches, second = self._census.take(slots, base, segment.slot_bytes)
         file, _ = self._files[segment.number]
         unwanted = slots.damaged + second
-        erased = await self._disk.run(partial(erase_slots, file, segment.slot_bytes, unwanted)) if unwanted else []
+        erased = await self._disk.submit(partial(erase_slots, file, segment.slot_bytes, unwanted)) if unwanted else []
         states = dict.fromkeys(slots.records, SlotState.USED)
         states |= dict.fromkeys(unwanted, SlotState.LEAVING)
         states |= dict.fromkeys(slots.empty + erased, SlotState.FREE)
@@ -216,13 +211,19 @@ class SsdStore:
 
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
         """Write one record and return its location; it outlives this process. Raises TierFault IO, FULL or DOWN."""
-        self._check_serving()
-        writing = self._begin(self._write(block, chunks))
-        if await settle(writing):
-            if writing.exception() is None:  # written, but nobody will ever hear of it
-                await settle(self._begin(self._drop(writing.result())))
-            raise asyncio.CancelledError
-        return writing.result()
+        with self._moving():
+            location = await self._take(record_bytes(chunks))
+            segment, offset = self._table.place(location)
+            file, sync = self._files[segment.number]
+            try:
+                await self._disk.submit(partial(write_record, file, offset, block, chunks, self._arena))
+                await sync.wait()
+            except BaseException:  # a fault, or the caller was cancelled and nobody will ever hear of this record
+                segment.retired |= file.deleted
+                with suppress(TierFault):  # the slot is then lost, and the first fault is the one to tell
+                    await self._erase(location)
+                raise
+            return location
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncIterator[int]:
         """Read a record into frames, chunk by chunk. Raises TierFault CORRUPT, MISSING, IO or DOWN."""
@@ -232,59 +233,42 @@ class SsdStore:
             raise TierFault(Fault.MISSING, f"no record at location {location:#x}")
         segment, offset = self._table.place(location)
         file, _ = self._files[segment.number]
-        landed: asyncio.Queue[int | None] = asyncio.Queue()
+        landed: asyncio.Queue[range] = asyncio.Queue()
         wanted = True
         threads = self._disk
 
-        def on_chunk(number: int) -> bool:
-            threads.post(partial(landed.put_nowait, number))
+        def on_run(run: range) -> bool:
+            threads.post(partial(landed.put_nowait, run))
             return wanted
 
-        reading = threads.submit(partial(read_record, file, offset, block, chunks, self._arena, on_chunk))
-        reading.add_done_callback(lambda _: landed.put_nowait(None))
+        reading = threads.submit(partial(read_record, file, offset, block, chunks, self._arena, on_run))
+        reading.add_done_callback(lambda _: landed.put_nowait(_END))
         try:
-            while (number := await landed.get()) is not None:
-                yield number
+            while run := await landed.get():
+                for number in run:
+                    yield number
         finally:
             wanted = False
-            await settle(reading)
+            if await settle(reading):
+                raise asyncio.CancelledError
         self._end_read(location, reading)
 
     async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the location alone names a slot
         """Zero a record's header, then free its slot. Raises TierFault(IO); the slot is then lost to this life."""
-        self._check_serving()
-        dropping = self._begin(self._drop(location))
-        if await settle(dropping):
-            raise asyncio.CancelledError
-        dropping.result()
+        with self._moving():
+            if self._table.state(location) in _HOLDING:  # else it is gone, or going
+                await self._erase(location)
 
-    async def _write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
-        try:
-            location = await self._take(record_bytes(chunks))
-        except TierFault as fault:
-            self._faults[fault.fault] += 1
-            raise
-        segment, offset = self._table.place(location)
-        file, sync = self._files[segment.number]
-        try:
-            await self._disk.run(partial(write_record, file, offset, block, chunks, self._arena))
-            await sync.wait()
-        except TierFault as fault:
-            self._faults[fault.fault] += 1
-            segment.retired |= file.deleted
-            with suppress(TierFault):  # the slot is then lost, and the first fault is the one to tell
-                await self._drop(location)
-            raise
-        return location
-
-    async def _drop(self, location: int) -> None:
-        if self._table.state(location) not in _HOLDING:
-            return  # gone, or going
+    async def _erase(self, location: int) -> None:
         segment, offset = self._table.place(location)
         file, _ = self._files[segment.number]
         self._table.set_state(location, SlotState.LEAVING)
-        await self._disk.run(partial(erase_record, file, offset))
+        erasing = self._disk.submit(partial(erase_record, file, offset))
+        cancelled = await settle(erasing)
+        erasing.result()
         self._table.set_state(location, SlotState.FREE)
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _take(self, slot_bytes: int) -> int:
         """A slot for a record of this size, out of a new segment if need be. Raises TierFault FULL or IO."""
@@ -305,13 +289,17 @@ class SsdStore:
         leaving = [self._files.pop(number)[0] for number in growth.remove]
         for number in growth.remove:
             self._table.remove(number)
+        making = self._disk.submit(lambda _page: self._remake(leaving, growth))
+        cancelled = await settle(making)
         try:
-            file = await self._disk.run(lambda _page: self._remake(leaving, growth))
+            file = making.result()
         except OSError as error:
             fault = Fault.FULL if directories.refusal(self._directory, error).code is ErrorCode.DISK_FULL else Fault.IO
             raise TierFault(fault, f"no new segment in {self._directory}: {error.strerror}") from error
         self._keep(file, growth.number)
         self._table.add(growth.number, growth.slot_bytes, growth.slot_count, SlotState.FREE)
+        if cancelled:
+            raise asyncio.CancelledError
 
     def _remake(self, leaving: list[DirectFile], growth: Growth) -> DirectFile:
         """On a disk thread: remove segments, then make one in their room. Raises OSError."""
@@ -324,7 +312,7 @@ class SsdStore:
         directories.sync_directory(self._directory)
         return file
 
-    def _end_read(self, location: int, reading: asyncio.Future[None]) -> None:
+    def _end_read(self, location: int, reading: DiskFuture[None]) -> None:
         """Raise what ended a read, after counting it; a record with wrong bytes is quarantined."""
         try:
             reading.result()
@@ -343,9 +331,17 @@ class SsdStore:
         if not self._serving:
             raise TierFault(Fault.DOWN, f"the SSD tier in {self._directory} is closed")
 
-    def _begin(self, move: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a move as a task of its own, so that nothing but `close` waits for an abandoned caller."""
-        task = asyncio.get_running_loop().create_task(move)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Around a write or drop: `close` waits for it, and its fault is counted."""
+        self._check_serving()
+        self._running += 1
+        try:
+            yield
+        except TierFault as fault:
+            self._faults[fault.fault] += 1
+            raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()

@@ -23,21 +23,26 @@ Job = Callable[[memoryview], T]
 """Runs on a disk thread; it is lent that thread's aligned 4 KiB page."""
 
 
-async def settle(work: asyncio.Future[T]) -> bool:
-    """Wait until `work` has ended, whatever happens; True when the caller was cancelled meanwhile.
+class DiskFuture(asyncio.Future[T]):
+    """The end of an I/O. It cannot be cancelled, because the I/O cannot: the disk uses the frames until it ends.
 
-    I/O in flight uses frames, so a cancellation is held back until it has ended. The result or
-    exception stays in `work`.
+    A coroutine that is cancelled while it awaits one therefore goes on waiting, and meets its
+    CancelledError when the I/O is over.
     """
-    cancelled = False
-    while not work.done():
-        try:
-            await asyncio.wait((work,))
-        except asyncio.CancelledError:
-            cancelled = True
-    if not work.cancelled():
-        work.exception()  # looked at: it is no "exception was never retrieved"
-    return cancelled
+
+    def cancel(self, *_: object, **__: object) -> bool:  # whatever Future takes
+        return False
+
+
+async def settle(work: DiskFuture[T]) -> bool:
+    """Wait until `work` has ended; True when the caller was cancelled meanwhile. The outcome stays in `work`."""
+    try:
+        await work
+    except asyncio.CancelledError:
+        return True
+    except BaseException:  # whoever looks at `work` next raises it
+        assert work.done()
+    return False
 
 
 class DiskThreads:
@@ -46,27 +51,20 @@ class DiskThreads:
     def __init__(self, count: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Callable[[memoryview], None] | None] = SimpleQueue()
-        self._pending: set[asyncio.Future[Any]] = set()  # exactly the jobs that have not ended
+        self._pending: set[DiskFuture[Any]] = set()  # exactly the jobs that have not ended
         self._calls: deque[Callable[[], object]] = deque()  # what the loop is to call next
         self._woken = False
         self._threads = [Thread(target=self._work, name=f"flexkv-disk-{at}", daemon=True) for at in range(count)]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job[T]) -> asyncio.Future[T]:
-        """Queue a job. The future ends only when the job has: wait for it with `settle` or `run`."""
-        future: asyncio.Future[T] = self._loop.create_future()
+    def submit(self, job: Job[T]) -> DiskFuture[T]:
+        """Queue a job; await the future for its result."""
+        future: DiskFuture[T] = DiskFuture(loop=self._loop)
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         self._jobs.put(partial(self._run, job, future))
         return future
-
-    async def run(self, job: Job[T]) -> T:
-        """Run a job to its end and return its result; when cancelled meanwhile, raise that at its end."""
-        future = self.submit(job)
-        if await settle(future):
-            raise asyncio.CancelledError
-        return future.result()
 
     def post(self, call: Callable[[], object]) -> None:
         """From a disk thread: have the loop call this, in the order posted. One wake serves many."""
@@ -90,7 +88,7 @@ class DiskThreads:
         while self._calls:
             self._calls.popleft()()
 
-    def _run(self, job: Job[T], future: asyncio.Future[T], page: memoryview) -> None:
+    def _run(self, job: Job[T], future: DiskFuture[T], page: memoryview) -> None:
         try:
             result = job(page)
         except BaseException as error:  # it belongs to whoever awaits the job, bugs included
@@ -99,9 +97,9 @@ class DiskThreads:
             self.post(partial(future.set_result, result))
 
     def _work(self) -> None:
-        with mmap.mmap(-1, ALIGN_BYTES) as memory, memoryview(memory) as page:
-            while (job := self._jobs.get()) is not None:
-                job(page)
+        page = memoryview(mmap.mmap(-1, ALIGN_BYTES))  # never closed by hand: a fault's traceback may hold a view
+        while (job := self._jobs.get()) is not None:
+            job(page)
 
 
 class GroupSync:
@@ -110,19 +108,28 @@ class GroupSync:
     def __init__(self, threads: DiskThreads, sync: Callable[[], None]) -> None:
         self._threads = threads
         self._sync = sync
-        self._next: asyncio.Task[None] | None = None  # asked for, not begun: joining it is still safe
-        self._turn = asyncio.Lock()
+        self._waiting: list[DiskFuture[None]] = []  # for the next sync, not the running one
+        self._running = False
 
-    async def wait(self) -> None:
-        """Return when everything written to the file so far is durable. Raises TierFault."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._after_the_running_one())
-        work = self._next
-        if await settle(work):
-            raise asyncio.CancelledError
-        work.result()
+    def wait(self) -> DiskFuture[None]:
+        """Ends when everything written to the file so far is durable. Raises TierFault."""
+        future: DiskFuture[None] = DiskFuture()
+        self._waiting.append(future)
+        if not self._running:
+            self._begin()
+        return future
 
-    async def _after_the_running_one(self) -> None:
-        async with self._turn:
-            self._next = None
-            await self._threads.run(lambda _page: self._sync())
+    def _begin(self) -> None:
+        group, self._waiting, self._running = self._waiting, [], True
+        self._threads.submit(lambda _page: self._sync()).add_done_callback(partial(self._end, group))
+
+    def _end(self, group: list[DiskFuture[None]], synced: asyncio.Future[None]) -> None:
+        self._running = False
+        error = synced.exception()
+        for future in group:
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        if self._waiting:
+            self._begin()

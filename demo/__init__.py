@@ -1,0 +1,13 @@
+"""The main job, end to end: workers that serve a small sparse-attention model through flexkvd.
+
+A readable example of how an inference engine embeds the client. Not part of the distribution.
+
+    model.py     the transformer: latent KV rows, an indexer plane, selections shared by layer groups
+    paged.py     the worker's paged KV in its own memfd, and the pages of one request
+    engine.py    match, load, prefill the rest, decode, save
+    cache.py     the engine's side of the client: what to do when the daemon fails
+    worker.py    one worker process: requests in, results out, as JSON lines
+    workload.py  multi-turn agent sessions with the statistics of an agentic trace, or a trace itself
+    fleet.py     the processes of a run: workers, daemon, S3 server; each ended by its pid
+    run.py       the phases; report.py the table
+"""

@@ -1,0 +1,114 @@
+"""The REST API over its Unix socket: health, readiness, status, flush, metrics, tokens, errors."""
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import flexkv_py.core
+from flexkv_py.client import Client
+from flexkvd.metrics import FAMILIES, PLANNER_COUNTERS
+
+from .conftest import GEOMETRY, DaemonThread, Worker
+
+
+def over(path: Path) -> httpx.Client:
+    """A client of the API once its socket is there."""
+    end = time.monotonic() + 15
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://flexkvd", timeout=15)
+
+
+@pytest.fixture
+def tiered(start: Callable[..., DaemonThread], tmp_path: Path) -> DaemonThread:
+    (tmp_path / "ssd").mkdir()
+    ssd = {"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}
+    return start(ssd=ssd, api={"socket": str(tmp_path / "admin.sock")})
+
+
+def test_health_readiness_status_flush_and_metrics(tiered: DaemonThread) -> None:
+    """One walk over every route beside a worker that saves, with what was saved showing up everywhere."""
+    with over(tiered.admin) as api, Client(tiered.socket, GEOMETRY) as client:
+        worker = Worker(client)
+        keys = client.keys(list(range(128)))
+        client.save(keys, worker.pages(0, 8), worker.memory).wait(timeout_s=5)
+        assert api.get("/healthz").json() == {"alive": True}
+        ready = api.get("/readyz")
+        while ready.status_code == 503:
+            assert ready.json()["reasons"]
+            ready = api.get("/readyz")
+        assert ready.json() == {"ready": True, "reasons": {}}
+        assert tiered.admin.stat().st_mode & 0o777 == 0o600
+        flushed = api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": 5})
+        assert flushed.status_code == 200
+        status = api.get("/v1/status").json()
+        assert status["planner"]["blocks"] == 8
+        assert [(each["role"], each["memories"]) for each in status["sessions"]] == [("worker", 1)]
+        assert status["tiers"]["ssd"]["records"] == 8
+        text = api.get("/metrics").text
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["flexkv_save_keys_total", "stored"] == 8
+    assert samples["flexkv_link_bytes_total", "dram_ssd"] == 8 * GEOMETRY.block_bytes
+    assert samples["flexkv_link_bytes_total", "worker_dram"] == 8 * GEOMETRY.block_bytes
+    assert samples["flexkv_ticket_seconds_count", "save"] == 1
+    assert samples["flexkv_tier_up", "ssd"] == 1
+
+
+def test_errors_have_a_code_and_a_message(tiered: DaemonThread) -> None:
+    """Unknown routes, bad bodies and tiers that are not there are all answered in one form."""
+    with over(tiered.admin) as api:
+        answers = [
+            api.get("/nowhere"),
+            api.post("/v1/flush", json={"to_tier": "tape"}),
+            api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": -1}),
+            api.post("/v1/flush", content=b"{"),
+            api.post("/v1/flush", json={"to_tier": "s3"}),
+        ]
+    assert [answer.status_code for answer in answers] == [404, 400, 400, 400, 400]
+    assert all(set(answer.json()) == {"code", "message"} for answer in answers)
+    assert "without s3" in answers[-1].json()["message"]
+
+
+def test_with_a_token_only_health_is_open(start: Callable[..., DaemonThread], tmp_path: Path) -> None:
+    """On a TCP port with a token, everything but /healthz asks for it."""
+    (tmp_path / "token").write_text("sesame\n")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    daemon = start(api={"host": "127.0.0.1", "port": port, "token_file": str(tmp_path / "token")})
+    while not daemon.call(lambda: daemon.daemon.operator.readiness()["ready"]):
+        time.sleep(0.01)  # the port is bound before that
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=15) as api:
+        assert api.get("/healthz").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "sesame"}):
+            refused = api.get("/metrics", headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
+        assert api.get("/metrics", headers={"Authorization": "Bearer sesame"}).status_code == 200
+
+
+def test_every_family_is_documented_once(tiered: DaemonThread) -> None:
+    """Each metric has a help text and its own name, and what is served is exactly what is listed."""
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    assert all(family.help.endswith(".") for family in FAMILIES)
+    text = tiered.call(tiered.daemon.operator.metrics_text).decode()
+    served = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert {family.name for family in FAMILIES} == {name for name in served if not name.endswith("_created")}
+
+
+def test_every_counter_of_the_planner_is_served() -> None:
+    """Whatever the core counts by name is among the families."""
+    import re
+
+    [folder] = flexkv_py.core.__path__
+    sources = "".join(path.read_text() for path in Path(folder).glob("*.py"))
+    counted = set(re.findall(r"""state\.count\(\s*"(\w+)\"""", sources))
+    assert counted - {family.of for family in PLANNER_COUNTERS} == set()
+    assert len(counted) > 5

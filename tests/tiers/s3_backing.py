@@ -1,0 +1,66 @@
+"""The real S3 server that all tests of a run share, and the contract suite's backing on it."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from flexkv_tiers.base import TierStore
+from flexkv_tiers.memory import Arena
+from flexkv_tiers.s3 import S3Config, S3Store
+from scripts.s3server import S3Server
+
+
+@cache
+def shared_server() -> S3Server:
+    """Started with the first test that needs it; its credentials are in the environment from then on."""
+    directory = Path(tempfile.mkdtemp(prefix="flexkv-s3-"))
+    server = S3Server(directory)
+    server.start()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    atexit.register(server.kill)  # runs first
+    os.environ.update(server.environment)
+    return server
+
+
+def patient(prefix: str) -> S3Config:
+    """A prefix of the shared bucket, with timeouts that a busy machine does not meet."""
+    return S3Config("flexkv", prefix, endpoint_url=shared_server().endpoint_url, sign_payload=False, retry_count_max=3)
+
+
+def impatient(prefix: str) -> S3Config:
+    """For tests that wait for timeouts."""
+    return replace(patient(prefix), connect_timeout_s=0.5, read_timeout_s=0.5, operation_timeout_s=2.0)
+
+
+class S3Backing:
+    """A prefix of the shared server's bucket."""
+
+    capacity_bytes: int | None = None
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        self._config = patient(directory.name)
+        self._arena = arena
+
+    def store(self) -> TierStore:
+        return S3Store(self._config, self._arena)
+
+    @contextmanager
+    def failing_writes(self) -> Iterator[None]:
+        """The server is killed, and comes back."""
+        shared_server().kill()
+        try:
+            yield
+        finally:
+            shared_server().start()
+
+    def close(self) -> None:
+        gc.collect()  # boto3's failed attempts on a server that is starting leave sockets in cycles

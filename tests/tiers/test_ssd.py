@@ -1,0 +1,344 @@
+"""The SSD tier against damage: whatever happens to its files, it never serves a wrong byte."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import mmap
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from flexkv_py.core.messages import BlockName, Fault
+from flexkv_tiers.base import TierFault, TierStore
+from flexkv_tiers.ssd import SsdStore
+from flexkv_tiers.ssd.slots import SLOT_BITS, SLOTS_MAX
+from tests.tiers.contract import (
+    KIB,
+    SMALL,
+    Frames,
+    assert_readable,
+    block,
+    drain,
+    fault_of_read,
+    fault_or_location,
+    opened,
+    places_of,
+    write_all,
+)
+
+RECORD_BYTES = 4 * KIB + sum(SMALL)
+HEADER_FIELDS = {
+    "magic": 0,
+    "version": 8,
+    "codec": 10,
+    "shard": 12,
+    "chunk count": 16,
+    "key": 20,
+    "parent": 36,
+    "namespace": 52,
+    "chunk table": 84 + 20,
+    "padding": 2000,
+    "own checksum": 4095,
+}
+CHUNK_BYTES = {"first chunk": 4 * KIB, "its end": 12 * KIB - 1, "last chunk": 12 * KIB, "record's end": 16 * KIB - 1}
+
+
+class Disk:
+    """The directory of a tier, and hands that reach into its files behind its back."""
+
+    def __init__(self, directory: Path, frames: Frames) -> None:
+        self.directory = directory
+        self._frames = frames
+
+    def store(self, **options: object) -> SsdStore:
+        settings = {"capacity_bytes": 2 << 20, "segment_bytes": 256 * KIB} | options
+        return SsdStore(self.directory, arena=self._frames.arena, **settings)
+
+    def live(self, scene: Callable[[SsdStore], Awaitable[None]], **options: object) -> None:
+        async def life() -> None:
+            async with opened(self.store(**options)) as store:
+                await scene(store)
+
+        asyncio.run(life())
+
+    def place(self, location: int) -> tuple[Path, int]:
+        [path] = self.directory.glob(f"segment-{location >> SLOT_BITS:06d}-*.kv")
+        return path, (location & (SLOTS_MAX - 1)) * int(path.stem.split("-")[2])
+
+    def record(self, location: int) -> bytes:
+        path, offset = self.place(location)
+        return path.read_bytes()[offset : offset + RECORD_BYTES]
+
+    def overwrite(self, location: int, at: int, data: bytes) -> None:
+        path, offset = self.place(location)
+        with path.open("r+b") as file:
+            file.seek(offset + at)
+            file.write(data)
+
+    def flip(self, location: int, at: int) -> None:
+        self.overwrite(location, at, bytes([self.record(location)[at] ^ 0x10]))
+
+
+@pytest.fixture
+def disk(tmp_path, frames):
+    return Disk(tmp_path / "tier", frames)
+
+
+@pytest.mark.parametrize("at", (HEADER_FIELDS | CHUNK_BYTES).values(), ids=(HEADER_FIELDS | CHUNK_BYTES).keys())
+def test_a_flipped_bit_is_a_miss_and_a_quarantine(disk, frames, at):
+    """One wrong bit anywhere in a record: CORRUPT, counted, quarantined until dropped; the neighbours serve on."""
+
+    async def damaged(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1), block(2), block(3)])
+        disk.flip(places[block(2)], at)
+        assert await fault_of_read(store, frames, block(2), places[block(2)]) is Fault.CORRUPT
+        await assert_readable(store, frames, block(1), places[block(1)])
+        await assert_readable(store, frames, block(3), places[block(3)])
+        assert store.status()["records_quarantined"] == store.status()["faults"]["corrupt"] == 1
+        assert places[block(2)] not in (await write_all(store, frames, [block(4), block(5)])).values()
+
+    async def after(store: SsdStore) -> None:
+        found = places_of([batch async for batch in store.found()])
+        in_header = at < 4 * KIB
+        assert (block(2) in found) != in_header
+        assert store.status()["found_damaged"] == in_header
+        if not in_header:  # a chunk is looked at when it is read
+            assert await fault_of_read(store, frames, block(2), found[block(2)]) is Fault.CORRUPT
+            await store.drop(block(2), found[block(2)])
+        assert store.status()["records_quarantined"] == 0
+        assert set(found) - {block(2)} == {block(1), block(3), block(4), block(5)}
+
+    disk.live(damaged)
+    disk.live(after)
+
+
+@pytest.mark.parametrize(("at", "length"), [(0, 4 * KIB), (4 * KIB, 8 * KIB), (12 * KIB, 4 * KIB), (0, RECORD_BYTES)])
+def test_zeroed_parts_are_a_miss(disk, frames, at, length):
+    """A zeroed header, chunk or record is a fault, never zeros served as KV."""
+
+    async def scene(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1)])
+        disk.overwrite(places[block(1)], at, bytes(length))
+        assert await fault_of_read(store, frames, block(1), places[block(1)]) is Fault.CORRUPT
+
+    disk.live(scene)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 4 * KIB, 12 * KIB, RECORD_BYTES - 1])
+def test_a_truncated_segment_is_a_miss(disk, frames, keep):
+    """A segment cut off within its first record: faults while it lives, nothing of it found afterwards."""
+
+    async def cut(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1), block(2)])
+        path, _ = disk.place(places[block(1)])
+        with path.open("r+b") as file:
+            file.truncate(keep)
+        for name, location in places.items():
+            assert await fault_of_read(store, frames, name, location) is Fault.CORRUPT
+
+    async def after(store: SsdStore) -> None:
+        assert not [batch async for batch in store.found()]
+        await write_all(store, frames, [block(1)])
+
+    disk.live(cut)
+    disk.live(after)
+
+
+@pytest.mark.parametrize("other", [block(2), block(1, space=2), block(1, shard=1)], ids=["key", "space", "shard"])
+def test_swapped_records_are_a_miss_and_found_where_they_are(disk, frames, other):
+    """Two whole records swapped: each is CORRUPT at its old place; a new life finds both right at their new one."""
+
+    async def swap(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1), other])
+        one, two = disk.record(places[block(1)]), disk.record(places[other])
+        disk.overwrite(places[block(1)], 0, two)
+        disk.overwrite(places[other], 0, one)
+        for name, location in places.items():
+            assert await fault_of_read(store, frames, name, location) is Fault.CORRUPT
+
+    async def after(store: SsdStore) -> None:
+        found = places_of([batch async for batch in store.found()])
+        assert set(found) == {block(1), other}
+        for name, location in found.items():
+            await assert_readable(store, frames, name, location)
+
+    disk.live(swap)
+    disk.live(after)
+
+
+@pytest.mark.parametrize("at", CHUNK_BYTES.values(), ids=CHUNK_BYTES.keys())
+def test_chunks_of_another_block_under_a_right_header_are_a_miss(disk, frames, at):
+    """Bytes of another record in a chunk's place do not pass: the checksum covers key and chunk number."""
+
+    async def scene(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1), block(1, space=2)])
+        start = 4 * KIB if at < 12 * KIB else 12 * KIB
+        end = start + SMALL[start > 4 * KIB]
+        disk.overwrite(places[block(1)], start, disk.record(places[block(1, space=2)])[start:end])
+        assert await fault_of_read(store, frames, block(1), places[block(1)]) is Fault.CORRUPT
+
+    disk.live(scene)
+
+
+def test_chunks_before_the_damage_are_yielded(disk, frames):
+    """A read yields the whole chunks before a damaged one, then faults: what was yielded is valid."""
+
+    async def scene(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1)])
+        disk.flip(places[block(1)], 12 * KIB)
+        reading = store.read(block(1), places[block(1)], frames.take(SMALL))
+        assert await anext(reading) == 0
+        with pytest.raises(TierFault, match="chunk 1"):
+            await anext(reading)
+
+    disk.live(scene)
+
+
+def test_the_same_block_cut_otherwise_is_corrupt(disk, frames):
+    """Frames of other lengths than the record's chunks are refused before a byte is believed."""
+
+    async def scene(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1)])
+        with pytest.raises(TierFault, match="other chunks"):
+            await drain(store, block(1), places[block(1)], frames.take(SMALL[::-1]))
+
+    disk.live(scene)
+
+
+def test_a_file_deleted_underneath_takes_no_acknowledged_write(disk, frames):
+    """What is written into a deleted file would be lost: the write faults, the next goes to a new file."""
+    kept: dict[BlockName, int] = {}
+
+    async def deleted(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1)])
+        disk.place(places[block(1)])[0].unlink()
+        with pytest.raises(TierFault, match="deleted underneath") as caught:
+            await write_all(store, frames, [block(2)])
+        assert caught.value.fault is Fault.IO
+        await assert_readable(store, frames, block(1), places[block(1)])  # the open file still has it
+        kept.update(await write_all(store, frames, [block(2), block(3)]))
+
+    async def after(store: SsdStore) -> None:
+        assert places_of([batch async for batch in store.found()]) == kept
+
+    disk.live(deleted)
+    disk.live(after)
+
+
+def test_a_second_copy_of_a_block_is_freed(disk, frames):
+    """Two records of one block on disk: one is found, the other is erased and counted."""
+
+    async def twice(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1), block(2)])
+        disk.overwrite(places[block(2)], 0, disk.record(places[block(1)]))
+
+    async def after(store: SsdStore) -> None:
+        found = places_of([batch async for batch in store.found()])
+        assert set(found) == {block(1)}
+        assert store.status()["found_duplicate"] == 1
+        assert store.status()["records"] == 1
+        await assert_readable(store, frames, block(1), found[block(1)])
+
+    async def later(store: SsdStore) -> None:
+        assert len([batch async for batch in store.found()]) == 1
+        assert store.status()["found_duplicate"] == 0
+
+    for scene in (twice, after, later):
+        disk.live(scene)
+
+
+def test_writes_beside_the_warm_restart(disk, frames):
+    """Records written while `found` runs neither hide those of the last life nor come up in it."""
+    old = [block(at) for at in range(60)]
+
+    async def first(store: SsdStore) -> None:
+        await write_all(store, frames, old)
+
+    async def second(store: SsdStore) -> None:
+        async def census() -> dict[BlockName, int]:
+            return places_of([batch async for batch in store.found()])
+
+        new = [block(at) for at in range(100, 130)]
+        found, places = await asyncio.gather(census(), write_all(store, frames, new))
+        assert set(found) == set(old)
+        assert not set(found.values()) & set(places.values())
+        for name, location in (found | places).items():
+            await assert_readable(store, frames, name, location)
+
+    disk.live(first)
+    disk.live(second)
+
+
+def test_room_moves_between_record_sizes(disk, frames):
+    """A tier full of one size serves another one as soon as a whole segment of the first is free."""
+    small, large = (4 * KIB,), (60 * KIB,)
+
+    async def fill(store: TierStore, lengths: tuple[int, ...], first: int) -> dict[BlockName, int]:
+        places = {}
+        for number in range(first, first + 1000):
+            name = block(number)
+            outcome = await fault_or_location(store, name, frames.fill(name, lengths))
+            if outcome is Fault.FULL:
+                return places
+            places[name] = outcome
+        raise AssertionError("the tier never became full")
+
+    async def scene(store: SsdStore) -> None:
+        places = await fill(store, small, 0)
+        assert len(places) == (512 * KIB) // (8 * KIB)
+        segment = max(places.values()) >> SLOT_BITS
+        for name, location in places.items():
+            if location >> SLOT_BITS == segment:
+                await store.drop(name, location)
+        larger = await fill(store, large, 1000)
+        assert len(larger) == 2
+        assert sum(path.stat().st_size for path in disk.directory.glob("*.kv")) <= 512 * KIB
+        for name, location in larger.items():
+            await assert_readable(store, frames, name, location, large)
+
+    disk.live(scene, capacity_bytes=512 * KIB, segment_bytes=128 * KIB)
+
+
+def test_a_smaller_capacity_shrinks_the_directory(disk, frames):
+    """The capacity is a hard limit over restarts: segments beyond a lowered one are removed, and it says so."""
+
+    async def first(store: SsdStore) -> None:
+        await write_all(store, frames, [block(at) for at in range(100)])
+
+    async def second(store: SsdStore) -> None:
+        assert sum(path.stat().st_size for path in disk.directory.glob("*.kv")) <= 512 * KIB
+        assert store.status()["segments_removed_at_start"] > 0
+        found = places_of([batch async for batch in store.found()])
+        assert 0 < len(found) <= 512 * KIB // RECORD_BYTES
+        for name, location in found.items():
+            await assert_readable(store, frames, name, location)
+
+    disk.live(first)
+    disk.live(second, capacity_bytes=512 * KIB)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_page_cache_is_left_alone(disk, frames, direct):
+    """Neither path keeps the records' pages in the kernel's cache: DRAM belongs to the arena."""
+
+    async def scene(store: SsdStore) -> None:
+        lengths = (64 * KIB,) * 4
+        location = await store.write(block(1), frames.fill(block(1), lengths))
+        await assert_readable(store, frames, block(1), location, lengths)
+        assert store.status()["io_path"] in (("direct",) if direct else ("dontcache", "fadvise"))
+        assert ("switched off" in store.status()["io_reason"]) != direct
+        assert cached_pages(disk.place(location)[0]) == 0
+
+    disk.live(scene, direct=direct)
+
+
+def cached_pages(path: Path) -> int:
+    """How many pages of a file the kernel holds."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as memory:
+        pages = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
+        view = ctypes.c_char.from_buffer(memory)
+        assert ctypes.CDLL(None).mincore(ctypes.byref(view), ctypes.c_size_t(len(memory)), pages) == 0
+        del view
+        return sum(page & 1 for page in pages)
