@@ -18,20 +18,18 @@ import msgspec
 
 from flexkv_py.client import requests
 from flexkv_py.client.handles import Lease, MatchResult, Memory, Ticket
-from flexkv_py.client.link import Link, lost_meanwhile
-from flexkv_py.client.session import Handle, Registration, Reply, Session
-from flexkv_py.client.sockets import connect_socket, enlist, forked
+from flexkv_py.client.link import Link
+from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile
+from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
 from flexkv_py.wire.messages import (
-    PROTOCOL_VERSION,
     ClientMessage,
     DaemonMessage,
     Done,
     Fence,
     Flush,
-    Hello,
     LayerLayout,
     Load,
     Match,
@@ -71,12 +69,10 @@ class Client:
         self._path = requests.check_path(path)
         self._geometry = geometry
         self.timeout_s = timeout_s
-        hello = Hello(0, PROTOCOL_VERSION, geometry, role, instance, shard, tenant, epoch, token, f"pid {os.getpid()}")
-        self._session = Session(hello)
+        self._session = Session(requests.hello_of(geometry, role, instance, shard, tenant, epoch, token))
         self._lock = threading.Lock()  # guards the session and the link's state
         self._connecting = threading.Lock()  # one thread connects, the others wait for it
         self._link: Link | None = None  # published once greeted and all memories are registered
-        self._last_failure = "it was never reached"
         self._refusal: FlexKVError | None = None  # set for good when closed, or in a forked child
         enlist(self)
 
@@ -89,16 +85,11 @@ class Client:
     def close(self) -> None:
         """End the session: the daemon gives up its tickets, leases and memories."""
         with self._connecting:
-            self._refusal = self._refusal or FlexKVError(
-                ErrorCode.CANCELLED, "this client is closed: make a new one to go on"
-            )
+            self._refusal = self._refusal or requests.closed()
             if self._link is not None:
                 self._link.close("this client was closed")
                 self._link = None
-            with self._lock:
-                registrations, self._session.registrations = self._session.registrations, []
-        for registration in registrations:
-            os.close(registration.descriptor)
+            forget_memories(self._session)
 
     def __enter__(self) -> Self:
         self.connect()
@@ -114,15 +105,14 @@ class Client:
         """What this client's keys are derived from; known from the first connection on."""
         if self._session.welcome is None:
             self.connect()
-        return self._session.namespace
+        return NamespaceDigest(self._session.greeted.namespace)
 
     @property
     def boot(self) -> bytes:
         """Names the daemon's life this client last spoke to; another one means it was restarted."""
         if self._session.welcome is None:
             self.connect()
-        assert self._session.welcome is not None
-        return self._session.welcome.boot
+        return self._session.greeted.boot
 
     @property
     def chunk_count(self) -> int:
@@ -249,12 +239,10 @@ class Client:
         try:
             self._ask_on(memory, lambda name: UnregisterMemory(0, name), Done)
         finally:
-            with self._lock:
-                known = registration in self._session.registrations
-                if known:
+            with self._connecting:  # a thread that connects may be sending the descriptor just now
+                if registration in self._session.registrations:
                     self._session.registrations.remove(registration)
-            if known:
-                os.close(registration.descriptor)
+                    os.close(registration.descriptor)
 
     def after_fork(self) -> None:
         """The parent goes on with this connection; the child must neither use it nor keep it open."""
@@ -263,9 +251,7 @@ class Client:
         if self._link is not None:
             self._link.close_in_fork()
             self._link = None
-        for registration in self._session.registrations:
-            os.close(registration.descriptor)
-        self._session.registrations = []
+        forget_memories(self._session)
 
     def _check_usable(self) -> None:
         if self._refusal is not None:
@@ -284,11 +270,7 @@ class Client:
         """Like `_ask`, for a message built with the memory's present id: connecting anew has renewed it."""
         deadline_s = self._deadline_s()
         link = self._linked(deadline_s)
-        if memory.registration not in self._session.registrations:
-            raise FlexKVError(
-                ErrorCode.UNKNOWN_MEMORY, "this memory is unregistered or another client's: register it here first"
-            )
-        handle = memory.registration.handle
+        handle = self._session.known(memory.registration)
         return link.exchange(build(handle.id), expect, deadline_s, handle), link.life
 
     def _linked(self, deadline_s: float, *, patient: bool = True) -> Link:
@@ -310,17 +292,13 @@ class Client:
     def _connect(self, deadline_s: float, *, patient: bool) -> Link:
         """Try once, unless it was tried in vain just before."""
         self._check_usable()
-        backoff, now_s = self._session.backoff, time.monotonic()
-        if patient and (remaining_s := backoff.remaining_s(now_s)) > 0:
-            raise FlexKVError(
-                ErrorCode.DAEMON_LOST,
-                f"the next connection is tried in {remaining_s:.2f} s; the last one failed: {self._last_failure}",
-            )
+        backoff = self._session.backoff
+        if patient:
+            backoff.check(time.monotonic())
         try:
             link = self._greeted(deadline_s)
         except FlexKVError as error:
-            self._last_failure = error.message
-            backoff.failed(time.monotonic())
+            backoff.failed(time.monotonic(), error.message)
             raise
         backoff.succeeded()
         return link
@@ -333,7 +311,7 @@ class Client:
             welcome = link.greet(deadline_s)
             with self._lock:
                 self._session.accept(welcome)
-            for registration in self._session.registrations:
+            for registration in list(self._session.registrations):
                 self._register(link, registration, deadline_s)
         except BaseException:
             link.close("the greeting failed")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flexkv_py.client.session import Call, Handle, Reply, Session
+from flexkv_py.client.session import Call, Handle, Reply, Session, lost_meanwhile
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import ClientMessage, Message, Welcome
 
@@ -275,8 +275,3 @@ def _late(why: str) -> FlexKVError:
         ErrorCode.DEADLINE_EXCEEDED,
         f"{why} within the call's deadline: give it a larger timeout_s, or look whether the daemon is overloaded",
     )
-
-
-def lost_meanwhile() -> FlexKVError:
-    """The error of a call that met a connection between its end and the next one."""
-    return FlexKVError(ErrorCode.DAEMON_LOST, "the daemon was lost just now: call again to connect anew")

@@ -18,7 +18,7 @@ from flexkv_py.core.messages import Outcome
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest, keys_of_tokens
-from flexkv_py.wire.messages import Progress, RegisterMemory
+from flexkv_py.wire.messages import PROTOCOL_VERSION, Hello, Progress, RegisterMemory
 
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit for the path of a Unix socket (108 with the closing zero)."""
@@ -49,6 +49,16 @@ class TicketProgress:
     retry_after_s: float | None
     stored: int
     tiers: bytes
+
+
+def hello_of(geometry: Geometry, role: str, instance: str, shard: int, tenant: str, epoch: int, token: str) -> Hello:
+    """The first message of every connection."""
+    return Hello(0, PROTOCOL_VERSION, geometry, role, instance, shard, tenant, epoch, token, f"pid {os.getpid()}")
+
+
+def closed() -> FlexKVError:
+    """The error of every call on a closed client."""
+    return FlexKVError(ErrorCode.CANCELLED, "this client is closed: make a new one to go on")
 
 
 def check_path(path: str | Path) -> str:

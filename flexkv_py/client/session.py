@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.keys import NAMESPACE_BYTES, NamespaceDigest
+from flexkv_py.keys import NAMESPACE_BYTES
 from flexkv_py.wire import codec
 from flexkv_py.wire.framing import FrameDecoder
 from flexkv_py.wire.messages import (
@@ -40,8 +40,10 @@ UNDO_MESSAGES_MAX = 256
 """Cancels and releases kept for the next request; beyond that the daemon's deadlines end what is left."""
 
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 2.0
+"""Pause after the first failed attempt to connect, and after many."""
 
 SPONTANEOUS_TAG_MIN = 128
+"""Tags from here on are the daemon's own messages, which answer nothing."""
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -101,13 +103,19 @@ class Backoff:
 
     wait_s: float = 0.0
     retry_at_s: float = 0.0
+    why: str = ""
 
-    def remaining_s(self, now_s: float) -> float:
-        return max(0.0, self.retry_at_s - now_s)
+    def check(self, now_s: float) -> None:
+        """Raise DAEMON_LOST while it is too early to try again."""
+        if now_s < self.retry_at_s:
+            raise FlexKVError(
+                ErrorCode.DAEMON_LOST,
+                f"the next connection is tried in {self.retry_at_s - now_s:.2f} s; the last one failed: {self.why}",
+            )
 
-    def failed(self, now_s: float) -> None:
+    def failed(self, now_s: float, why: str) -> None:
         self.wait_s = min(BACKOFF_S_MAX, max(BACKOFF_S_MIN, 2 * self.wait_s))
-        self.retry_at_s = now_s + self.wait_s
+        self.retry_at_s, self.why = now_s + self.wait_s, why
 
     def succeeded(self) -> None:
         self.wait_s = self.retry_at_s = 0.0
@@ -168,7 +176,7 @@ class Session:
             frame = bytearray().join([*self._undo, frame])
             self._undo = []
         call = Call(message.id, expect, frame)
-        self._outstanding[call.id] = call  # type: ignore[assignment]  # a Call of any reply
+        self._outstanding[call.id] = cast(Call[Message], call)  # kept as a call of any reply
         return call
 
     # -------------------------------------------------------------- replies
@@ -266,9 +274,11 @@ class Session:
         self.welcome = welcome
 
     @property
-    def namespace(self) -> NamespaceDigest:
-        assert self.welcome is not None
-        return NamespaceDigest(self.welcome.namespace)
+    def greeted(self) -> Welcome:
+        """The last welcome that was believed. Raises NOT_GREETED before the first."""
+        if self.welcome is None:
+            raise FlexKVError(ErrorCode.NOT_GREETED, "the daemon was never reached so far: call connect() first")
+        return self.welcome
 
     def lose(self, why: str) -> None:
         """The connection is gone: every call on it ends, and so does the life of all it opened."""
@@ -280,10 +290,23 @@ class Session:
         self._outstanding.clear()
         self.life += 1
 
+    def known(self, registration: Registration) -> Handle:
+        """What the daemon calls this memory in the present life. Raises UNKNOWN_MEMORY."""
+        if registration not in self.registrations:
+            raise FlexKVError(
+                ErrorCode.UNKNOWN_MEMORY, "this memory is unregistered or another client's: register it here first"
+            )
+        return registration.handle
+
     def adopt(self, registration: Registration) -> None:
         """Keep a memory that was registered; it comes back in every later life. Raises DAEMON_LOST."""
         self.require(registration.handle)
         self.registrations.append(registration)
+
+
+def lost_meanwhile() -> FlexKVError:
+    """The error of a call that met a connection between its end and the next one."""
+    return FlexKVError(ErrorCode.DAEMON_LOST, "the daemon was lost just now: call again to connect anew")
 
 
 def error_of(failed: Failed) -> FlexKVError:

@@ -1,4 +1,4 @@
-"""Opening the socket to the daemon, and closing its copy in forked children.
+"""Descriptors of a client: opening its socket, closing its memories, and letting go of both in forked children.
 
 Both clients open their connection here and enlist here to be told of a fork.
 """
@@ -10,6 +10,7 @@ import socket
 import weakref
 from typing import Protocol
 
+from flexkv_py.client.session import Session
 from flexkv_py.errors import ErrorCode, FlexKVError
 
 
@@ -42,6 +43,13 @@ def _refusal(error: OSError, path: str) -> FlexKVError:
         case _:
             why = f"cannot connect to {path} ({error.strerror or error}): give the path of the daemon's worker socket"
     return FlexKVError(ErrorCode.DAEMON_LOST, why)
+
+
+def forget_memories(session: Session) -> None:
+    """Close a client's duplicates of all its memories: it will register none of them again."""
+    for registration in session.registrations:
+        os.close(registration.descriptor)
+    session.registrations.clear()
 
 
 class HasFork(Protocol):

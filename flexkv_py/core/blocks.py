@@ -235,7 +235,6 @@ class Index:
         self.chunk_count = len(spec.chunk_bytes)
         self.full_mask = (1 << self.chunk_count) - 1
         self.frame_pages = spec.frame_bytes // ALIGN_BYTES
-        self.record_bytes = self.record_bytes or ALIGN_BYTES + spec.block_bytes
 
     def add(self, key: BlockKey, parent: BlockKey) -> Block:
         """A block that was in no tier; it adopts its waiting children."""

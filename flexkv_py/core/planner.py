@@ -42,7 +42,7 @@ from flexkv_py.core.messages import (
     TimePassed,
     TransfersFinished,
 )
-from flexkv_py.core.recovery import namespace_blocks, on_blocks_found, on_reset, on_tier_changed, pump_resets
+from flexkv_py.core.recovery import introduce, namespace_blocks, on_blocks_found, on_reset, on_tier_changed, pump_resets
 from flexkv_py.core.room import clean_ahead
 from flexkv_py.core.saving import on_save, serve_room_saves, throttle_waiting
 from flexkv_py.core.sessions import Session, Ticket
@@ -182,7 +182,7 @@ class Planner:
             return
         assert event.session not in state.sessions
         state.sessions[event.session] = Session(event.session, event.namespace.digest, event.shard, event.namespace)
-        state.index(event.namespace.digest, event.shard).introduce(event.namespace)
+        introduce(state, state.index(event.namespace.digest, event.shard), event.namespace)
 
     def _on_session_closed(self, event: SessionClosed) -> None:
         state = self.state
@@ -205,7 +205,7 @@ class Planner:
 
     def _session(self, number: int) -> Session:
         session = self.state.sessions[number]
-        self.state.index(session.namespace, session.shard).introduce(session.spec)
+        introduce(self.state, self.state.index(session.namespace, session.shard), session.spec)
         return session
 
     def _on_flush(self, event: FlushAsked) -> None:

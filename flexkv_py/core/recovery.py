@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState
+from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import BlocksFound, NamespaceReset, NamespaceSpec, RequestDone, Tier, TierChanged
 from flexkv_py.core.moves import drop_record, evict
 from flexkv_py.core.room import make_room
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Reset
+from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import NamespaceDigest
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
+
+
+def introduce(state: State, index: Index, spec: NamespaceSpec) -> None:
+    """A session, or a record header, says how the blocks of an index are cut."""
+    if index.spec is None:
+        index.introduce(spec)
+        _set_record_bytes(state, index, ALIGN_BYTES + spec.block_bytes)
+
+
+def _set_record_bytes(state: State, index: Index, record_bytes: int) -> None:
+    """The size of an index's records became known, or better known; what is counted follows."""
+    more = record_bytes - index.record_bytes
+    if more and index.record_bytes:
+        for block in index.blocks.values():
+            for copy in block.copies():
+                if copy.tier is not Tier.DRAM:
+                    state.levels[copy.tier].used_bytes += more
+    index.record_bytes = record_bytes
 
 
 def on_blocks_found(state: State, event: BlocksFound) -> None:
@@ -19,8 +38,9 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
     index = state.index(event.namespace, event.shard)
     level = state.levels[event.tier]
     if index.spec is None and event.chunk_bytes:
-        index.introduce(NamespaceSpec(event.namespace, event.chunk_bytes))
-    index.record_bytes = index.record_bytes or event.record_bytes
+        introduce(state, index, NamespaceSpec(event.namespace, event.chunk_bytes))
+    if index.spec is None and event.record_bytes > index.record_bytes:
+        _set_record_bytes(state, index, event.record_bytes)  # a smaller object is what a broken upload left
     foreign = event.record_bytes != index.record_bytes
     for found in event.blocks:
         block = index.blocks.get(found.key)

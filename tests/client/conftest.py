@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -14,23 +15,22 @@ from flexkv_py.client import Client
 from flexkv_py.geometry import Geometry, Plane
 
 GEOMETRY = Geometry(planes=(Plane("kv", tuple(range(8)), 64),), chunk_bytes_min=4096)
-SCRIPT = Path(__file__).with_name("echo_daemon.py")
 
 
 class Daemon:
     """A child process that listens at `path`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, script: str = "echo_daemon.py") -> None:
         self.path = path
-        self.process = self._spawn()
+        self._command = [sys.executable, str(Path(__file__).with_name(script)), str(path)]
+        self.start()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
+        """Start the process; returns when it listens."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, str(SCRIPT), str(self.path)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        return process
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, env=environment)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
 
     def kill(self) -> None:
         """SIGKILL; returns when it is dead."""
@@ -39,23 +39,49 @@ class Daemon:
         assert self.process.stdout is not None
         self.process.stdout.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.kill()
+
     def restart(self) -> None:
         self.kill()
-        self.process = self._spawn()
+        self.start()
+
+
+def descriptors() -> int:
+    """How many sockets and memfds this process holds."""
+    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sum("socket:" in link or "memfd:" in link for link in map(_target, links))
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:  # the descriptor of the listing itself
+        return ""
+
+
+@pytest.fixture(scope="module")
+def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("run") / "worker.sock") as daemon:
+        yield daemon
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path / "worker.sock")
-    yield daemon
-    daemon.kill()
+def daemon(module_daemon: Daemon) -> Daemon:
+    """A living daemon, though an earlier test of the module may have killed it."""
+    if module_daemon.process.poll() is not None:
+        module_daemon.restart()
+    return module_daemon
 
 
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[Client]:
     """A connected client that leaves neither a thread nor a descriptor behind."""
-    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    threads, kept = threading.active_count(), descriptors()
     with Client(daemon.path, GEOMETRY, timeout_s=2.0) as client:
         yield client
     assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors() == kept

@@ -164,7 +164,7 @@ async def serve(path: str) -> None:
     print("ready", flush=True)  # noqa: T201
     while True:
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        connection.setblocking(True)
+        connection.settimeout(10)
         Peer(connection)
 
 

@@ -13,10 +13,12 @@ from flexkv_py.core.messages import (
     LeaseReleased,
     MoveKind,
     NamespaceReset,
+    NamespaceSpec,
     Outcome,
     RequestDone,
     RequestRefused,
     SessionClosed,
+    SessionOpened,
     StartCopies,
     TicketCancelled,
     TicketFinished,
@@ -24,8 +26,8 @@ from flexkv_py.core.messages import (
     TierChanged,
     TimePassed,
 )
-from flexkv_py.keys import ROOT
-from tests.core.conftest import NAMESPACE, chain
+from flexkv_py.keys import ROOT, NamespaceDigest
+from tests.core.conftest import CHUNKS, NAMESPACE, SPEC, chain
 
 TWO = {"tiers": (Tier.DRAM, Tier.SSD), "ssd_bytes": 1 << 20}
 THREE = {"tiers": (Tier.DRAM, Tier.SSD, Tier.S3), "ssd_bytes": 1 << 20}
@@ -321,7 +323,6 @@ def test_an_acknowledged_depth_is_kept(benches):
 def test_two_shards_are_usable_only_as_far_as_both_have_them(benches):
     """A prefix counts in blocks that every named shard holds."""
     from flexkv_py.core.messages import SessionOpened
-    from tests.core.conftest import SPEC
 
     bench = benches()
     bench.post(SessionOpened(2, SPEC, 1, 0))
@@ -347,3 +348,16 @@ def test_a_record_found_twice_is_dropped_once(benches):
     bench.settle()
     assert bench.planner.state.levels[Tier.SSD].used_bytes == record_bytes
     assert bench.match(keys).length == 1
+
+
+def test_a_truncated_object_listed_first_does_not_hide_the_whole_ones(benches):
+    """A listing knows only sizes: the largest of an index is its record size, and room is counted so."""
+    bench = benches(**THREE)
+    other = NamespaceDigest(bytes(32))
+    keys = chain(3)
+    found = [FoundBlock(key, parent, 0) for key, parent in zip(keys, [ROOT, *keys], strict=False)]
+    bench.post(BlocksFound(Tier.S3, other, 0, 8192, found[:1], 0))
+    bench.post(BlocksFound(Tier.S3, other, 0, 16384, found[1:], 0))
+    assert bench.planner.state.levels[Tier.S3].used_bytes == 3 * 16384
+    bench.post(SessionOpened(2, NamespaceSpec(other, CHUNKS), 0, 0))
+    assert bench.planner.state.levels[Tier.S3].used_bytes == 3 * (4096 + sum(CHUNKS))

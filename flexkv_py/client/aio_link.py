@@ -1,0 +1,144 @@
+"""One connected socket on a running loop, for `client.aio`.
+
+A raw socket, because asyncio's transports cannot pass descriptors. The loop reads for all calls, so
+there are neither leaders nor a watcher as in `client.link`; what the bytes mean is `client.session`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+
+from flexkv_py.client.session import Call, Handle, Reply, Session, lost_meanwhile
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.wire.messages import ClientMessage, Welcome
+
+RECEIVE_BYTES = 64 * 1024
+
+
+class AsyncLink:
+    """A connection in use on one loop."""
+
+    def __init__(self, connection: socket.socket, session: Session) -> None:
+        connection.setblocking(False)
+        self.lost = False
+        self.life = session.life
+        self._loop = asyncio.get_running_loop()
+        self._socket = connection
+        self._session = session
+        self._sending = asyncio.Lock()  # a frame goes out whole before the next begins
+        self._waiting: dict[int, asyncio.Future[None]] = {}  # by id of the call
+        self._writable: asyncio.Future[None] | None = None  # of the one task that sends and must wait for room
+        self._received = memoryview(bytearray(RECEIVE_BYTES))
+        self._loop.add_reader(connection, self._receive)
+
+    async def greet(self, deadline_s: float) -> Welcome:
+        """Say hello and return the answer; `deadline_s` is on the loop's clock, as everywhere here."""
+        return await self._run(self._session.greet(), (), deadline_s)
+
+    async def exchange(
+        self,
+        message: ClientMessage,
+        expect: type[Reply],
+        deadline_s: float,
+        about: Handle | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> Reply:
+        """Send a request, wait for its reply. Raises what the daemon answers, DAEMON_LOST, DEADLINE_EXCEEDED."""
+        if self.lost:
+            raise lost_meanwhile()
+        return await self._run(self._session.start(message, expect, about), descriptors, deadline_s)
+
+    async def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Reply:
+        ended = self._waiting[call.id] = self._loop.create_future()
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._send(call.frame, descriptors)
+                await ended
+        except TimeoutError:
+            raise FlexKVError(
+                ErrorCode.DEADLINE_EXCEEDED,
+                "no reply came within the call's deadline: give it a larger timeout_s, "
+                "or look whether the daemon is overloaded",
+            ) from None
+        finally:
+            self._waiting.pop(call.id, None)
+            if not call.ended:
+                self._session.abandon(call)
+        return call.result()
+
+    async def _send(self, frame: bytearray, descriptors: Sequence[int]) -> None:
+        async with self._sending:
+            sent = 0
+            try:
+                while sent < len(frame) and not self.lost:
+                    try:
+                        if descriptors and sent == 0:
+                            sent = socket.send_fds(self._socket, [frame], descriptors)
+                        else:
+                            sent += self._socket.send(memoryview(frame)[sent:])
+                    except BlockingIOError:
+                        await self._room()
+            except ConnectionError:
+                pass  # the reader meets the end too, after what the daemon said last
+            except OSError as error:
+                self.lose(f"sending failed: {error.strerror}")
+            except BaseException:
+                if sent:  # half a request leaves nothing to say on this connection
+                    self.lose("a request could not be sent whole in time")
+                raise
+
+    async def _room(self) -> None:
+        """Return when the socket takes more, or is lost."""
+        writable = self._writable = self._loop.create_future()
+        self._loop.add_writer(self._socket, self._write_on)
+        try:
+            await writable
+        finally:
+            self._writable = None
+            if not self.lost:
+                self._loop.remove_writer(self._socket)
+
+    def _write_on(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+
+    def _receive(self) -> None:
+        try:
+            count = self._socket.recv_into(self._received)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            return self.lose(error.strerror or str(error))
+        if count == 0:
+            return self.lose("it closed the connection")
+        try:
+            for call in self._session.receive(self._received[:count]):
+                self._wake(call.id)
+        except FlexKVError as error:
+            self.lose(error.message)
+
+    def _wake(self, request: int) -> None:
+        ended = self._waiting.get(request)
+        if ended is not None and not ended.done():
+            ended.set_result(None)
+
+    def lose(self, why: str) -> None:
+        """End this connection and all that hangs on it."""
+        if self.lost:
+            return
+        self.lost = True
+        self._session.lose(why)
+        for request in list(self._waiting):
+            self._wake(request)
+        self._write_on()
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+
+    def close_in_fork(self) -> None:
+        """Close a forked child's copy alone; the parent's connection lives on."""
+        self.lost = True
+        os.close(self._socket.detach())
