@@ -60,6 +60,7 @@ def test_the_command_prints_and_writes_both_ratios(tmp_path, capsys):
 
 
 @needs_traces
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("path", "blocks", "percent_min", "percent_max"),
     [

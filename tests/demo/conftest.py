@@ -1,3 +1,5 @@
+"""A small model, its engine and paged KV, and a cache that is a dictionary."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

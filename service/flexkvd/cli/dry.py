@@ -55,14 +55,9 @@ class DryRun:
     """One planner with room for `dram_blocks` blocks (None: no limit), and the count of its hits."""
 
     def __init__(self, dram_blocks: int | None, policy: str) -> None:
-        segments, segment_bytes = (
-            (1, dram_blocks * _PAGE_BYTES)
-            if dram_blocks
-            else (
-                _UNLIMITED_SEGMENTS,
-                _UNLIMITED_SEGMENT_BYTES,
-            )
-        )
+        segments, segment_bytes = _UNLIMITED_SEGMENTS, _UNLIMITED_SEGMENT_BYTES
+        if dram_blocks is not None:
+            segments, segment_bytes = 1, dram_blocks * _PAGE_BYTES
         self._planner = Planner(
             PlannerConfig(
                 segment_bytes=segment_bytes,

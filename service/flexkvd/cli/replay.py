@@ -144,7 +144,8 @@ def _shown(chosen: argparse.Namespace, what: str) -> Iterator[TraceRequest]:
     if chosen.limit:
         requests, total = islice(requests, chosen.limit), min(total, chosen.limit)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield from progress.track(requests, total=total, description=what)
 
 
