@@ -1,3 +1,5 @@
+"""Small models, a worker's memory and a dictionary as cache, shared by the tests of the demo."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
