@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from demo.engine import Load, LoadFellShortError, Save
 from demo.paged import PagedKV, RequestKV
-from flexkv_py.client import Client, Lease, MatchResult, Memory, Ticket
-from flexkv_py.errors import FlexKVError
+from flexkv_py.client import Client, MatchResult, Memory, Ticket
+from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import ROOT
 
 _HOLD_S = 30.0
@@ -21,6 +22,14 @@ _LOAD_DEADLINE_S = 10.0
 _SAVE_DEADLINE_S = 10.0
 _ACKNOWLEDGED_AT = "ssd"
 """A save is over when the block would survive the daemon; `dram` would be over sooner and promise less."""
+
+
+_FENCE_TRIES_MAX = 12
+"""Each takes as long as the client's timeout, 5 s."""
+
+
+class HungDaemonError(Exception):
+    """Pages cannot be had back: the worker must end, as its memory is no longer its own."""
 
 
 @dataclass
@@ -66,7 +75,7 @@ class DaemonCache:
             pages = context.block_pages(0, found.length)
             ticket = self._client.load(keys[: found.length], pages, memory, deadline_s=_LOAD_DEADLINE_S)
         except FlexKVError as error:
-            self._note(error)
+            self.note(error)
             return _NothingLoading()
         return _DaemonLoad(self, ticket, found, pages)
 
@@ -81,7 +90,7 @@ class DaemonCache:
             pages = context.block_pages(first_block, len(keys))
             ticket = self._client.save(keys[first_block:], pages, memory, parent, _SAVE_DEADLINE_S, _ACKNOWLEDGED_AT)
         except FlexKVError as error:
-            self._note(error)
+            self.note(error)
             return _NothingSaving()
         return _DaemonSave(self, ticket, pages)
 
@@ -94,18 +103,21 @@ class DaemonCache:
         return next(at for at, groups in enumerate(self._paged.geometry.chunk_groups) if wanted in groups)
 
     def fence(self, pages: Sequence[int]) -> None:
-        """Return once no copy touches `pages`: only then may they be written or given back after a failure."""
-        try:
-            if self._memory is not None:
-                self._client.fence(self._memory, pages)
-        except FlexKVError as error:
-            # The daemon is gone, and its copy threads with it: the kernel closes a process's sockets
-            # only after its last thread has ended.
-            self._note(error)
+        """Return once no copy touches `pages`: after a failure they may be written or freed only then."""
+        assert self._memory is not None
+        for _ in range(_FENCE_TRIES_MAX):
+            try:
+                return self._client.fence(self._memory, pages)
+            except FlexKVError as error:
+                self.note(error)
+                if error.code is ErrorCode.DAEMON_LOST:
+                    # Its copy threads are gone too: the kernel closes a process's sockets after its last thread.
+                    return None
+        raise HungDaemonError(f"the daemon has held {len(pages)} pages for too long and neither answers nor ends")
 
-    def failed(self, error: FlexKVError, pages: Sequence[int]) -> None:
-        self._note(error)
-        self.fence(pages)
+    def note(self, error: FlexKVError) -> None:
+        """Account for a failure that becomes a miss."""
+        self.account.errors.append(error.code.value)
 
     def _registered(self) -> Memory:
         if self._memory is None:
@@ -119,9 +131,6 @@ class DaemonCache:
                 layout=paged.layout.layers,
             )
         return self._memory
-
-    def _note(self, error: FlexKVError) -> None:
-        self.account.errors.append(error.code.value)
 
 
 class _NothingLoading:
@@ -145,40 +154,39 @@ class _DaemonLoad:
     def __init__(self, cache: DaemonCache, ticket: Ticket, found: MatchResult, pages: list[int]) -> None:
         self.blocks = found.length
         self._cache, self._ticket, self._found, self._pages = cache, ticket, found, pages
-        self._lease: Lease | None = found.lease
 
     def wait_group(self, group: int) -> None:
         self._wait(self._cache.chunk_of_group(group))
 
     def wait_end(self) -> None:
         self._wait(None)
-        self._count_hits(self.blocks)
-        self._release()
+        self._conclude(self.blocks)
 
     def _wait(self, chunk: int | None) -> None:
         try:
             progress = self._ticket.wait(chunk)
         except FlexKVError as error:
-            self._cache.failed(error, self._pages)
-            raise LoadFellShortError(0) from error
-        if progress.done and progress.length < self.blocks:
-            self._cache.fence(self._pages)
-            self._count_hits(progress.length)
-            self._release()
-            raise LoadFellShortError(progress.length)
+            self._cache.note(error)
+            self._fall_short(0)
+        else:
+            if progress.done and progress.length < self.blocks:
+                self._fall_short(progress.length)
 
-    def _count_hits(self, blocks: int) -> None:
-        """Credit the first `blocks` blocks to the tiers the match named."""
+    def _fall_short(self, blocks: int) -> NoReturn:
+        self._cache.fence(self._pages)
+        self._conclude(blocks)
+        raise LoadFellShortError(blocks)
+
+    def _conclude(self, blocks: int) -> None:
+        """Credit the first `blocks` blocks to the tiers that the match named, and end the lease."""
         for run in self._found.runs:
             self._cache.account.hits[run.tier] += min(run.count, max(blocks, 0))
             blocks -= run.count
-
-    def _release(self) -> None:
-        if self._lease is not None:
-            try:
-                self._lease.release()
-            except FlexKVError as error:
-                self._cache.account.errors.append(error.code.value)
+        try:
+            if self._found.lease is not None:
+                self._found.lease.release()
+        except FlexKVError as error:
+            self._cache.note(error)
 
 
 class _DaemonSave:
@@ -191,6 +199,7 @@ class _DaemonSave:
         try:
             progress = self._ticket.wait()
         except FlexKVError as error:
-            self._cache.failed(error, self._pages)
-            return
-        self._cache.account.saved.update(str(outcome) for outcome in progress.outcomes)
+            self._cache.note(error)
+            self._cache.fence(self._pages)
+        else:
+            self._cache.account.saved.update(outcome.value for outcome in progress.outcomes)

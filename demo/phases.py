@@ -20,7 +20,7 @@ from demo.report import Phase, Served
 from demo.show import Show
 from demo.workload import Turn
 
-TURNS_MIN = 5
+TURNS_MIN = 6
 _CALLS_WHILE_DOWN = 4
 """So many calls are answered between the daemon's death and its restart."""
 
@@ -37,19 +37,23 @@ class Step:
 
 
 def plan(turns: int) -> list[Step]:
-    """First turns are cold; the others are shared out over the phases that follow, the first getting more."""
+    """First turns are cold; the others are shared out over the phases that follow.
+
+    While the daemon is dead every session has a second turn to play, so the killed phase has at least two.
+    """
     assert turns >= TURNS_MIN
-    phases = (
-        Phase("warm, on other workers", ("dram", "ssd"), must_be_faster=True),
-        Phase("daemon killed in mid-run", must_meet_errors=True),
-        Phase("restarted", ("ssd",), must_be_faster=True),
-        Phase("SSD lost, S3 alone", ("s3",), must_be_faster=True),
+    warm, killed, restarted, s3_alone = ((turns - 1 + extra) // 4 for extra in (2, 3, 1, 0))
+    counts = (
+        (Phase("cold"), 1),
+        (Phase("warm", ("dram", "ssd"), must_be_faster=True), warm),
+        (Phase("killed mid-run", must_meet_errors=True), killed),
+        (Phase("restarted", ("ssd",), must_be_faster=True), restarted),
+        (Phase("S3 alone", ("s3",), must_be_faster=True), s3_alone),
     )
-    steps, first = [Step(Phase("cold"), range(1))], 1
-    for number, phase in enumerate(phases):
-        last = first + -(-(turns - first) // (len(phases) - number))
-        steps.append(Step(phase, range(first, last)))
-        first = last
+    steps, first = [], 0
+    for phase, count in counts:
+        steps.append(Step(phase, range(first, first + count)))
+        first += count
     return steps
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import quantiles
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from demo.messages import WorkResult
@@ -144,31 +145,34 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 def table_of(phases: Sequence[Phase]) -> Table:
-    """One row per phase; figures without the daemon stand below those with it."""
-    table = Table(title="with the daemon, and below it without", title_justify="left", pad_edge=False)
+    """A row per phase; figures of the run without the daemon are in brackets."""
+    table = Table(title="With the daemon (without it)", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("phase")
-    for name in ("calls", "TTFT ms\np50", "\np95", "tokens\n/s", *(f"{tier}\nhit" for tier in TIERS)):
+    for name in ("calls", "TTFT p50, ms", "p95, ms", "tokens/s", *(f"{tier} hits" for tier in TIERS)):
         table.add_column(name, justify="right")
-    table.add_column("MiB moved", justify="right")
-    table.add_column("iden-\ntical")
+    table.add_column("identical")
     for phase in phases:
         times = zip(phase.ttft_ms(with_daemon=True), phase.ttft_ms(with_daemon=False), strict=True)
         rates = phase.tokens_per_s(with_daemon=True), phase.tokens_per_s(with_daemon=False)
-        moved = [f"{_arrow(link)} {count / 2**20:.1f}" for link, count in sorted(phase.link_bytes.items()) if count]
         identical = all(one.tokens_identical and one.logits_identical for one in phase.served)
         table.add_row(
-            phase.name.replace(", ", ",\n"),
+            phase.name,
             str(len(phase.served)),
-            *(f"{with_daemon:.0f}\n{without:.0f}" for with_daemon, without in times),
-            f"{rates[0]:.0f}\n{rates[1]:.0f}",
+            *(f"{with_daemon:.0f} ({without:.0f})" for with_daemon, without in times),
+            f"{rates[0]:.0f} ({rates[1]:.0f})",
             *(f"{phase.hits[tier] / max(phase.blocks, 1):.0%}" for tier in TIERS),
-            "\n".join(moved),
             "[green]yes[/]" if identical else "[bold red]NO[/]",
-            end_section=True,
         )
     return table
 
 
-def _arrow(link: str) -> str:
-    """`ssd_dram` as `ssd→dram`."""
-    return link.replace("_", "→")
+def link_table_of(phases: Sequence[Phase]) -> Table:
+    """A row per phase, a column per link, MiB."""
+    links = sorted({link for phase in phases for link, count in phase.link_bytes.items() if count})
+    table = Table(title="MiB moved, by the daemon's own count", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("phase")
+    for link in links:
+        table.add_column(link.replace("_", "→"), justify="right")
+    for phase in phases:
+        table.add_row(phase.name, *(f"{phase.link_bytes.get(link, 0) / 2**20:.1f}" for link in links))
+    return table

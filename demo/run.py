@@ -21,7 +21,7 @@ from rich.console import Console
 
 from demo.fleet import Daemon, DemoError, Worker
 from demo.phases import TURNS_MIN, Demo
-from demo.report import Phase, table_of
+from demo.report import Phase, link_table_of, table_of
 from demo.shape import ModelShape
 from demo.show import Show
 from demo.workload import Turn, agent_sessions, block_reuse, trace_sessions, working_set_blocks
@@ -29,12 +29,13 @@ from flexkv_py.errors import FlexKVError
 from scripts.s3server import S3Server
 
 _INTERRUPTED = 130
+_PLAIN_WIDTH = 110
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; the exit status."""
     options = _parse(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     try:
         phases = asyncio.run(_run(options, _sessions(options), console))
     except (DemoError, FlexKVError) as error:
@@ -63,7 +64,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a smaller run, under a minute")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.sessions, options.turns = options.workers, min(options.turns, 5)
+        options.sessions, options.turns = options.workers, TURNS_MIN
     if options.workers < 2 or options.sessions < options.workers or options.turns < TURNS_MIN:
         parser.error(f"use at least 2 workers, no fewer sessions than workers, and at least {TURNS_MIN} turns")
     return options
@@ -119,7 +120,7 @@ def _work_directory(keep: bool, console: Console) -> Iterator[Path]:
 
 
 def _conclude(phases: Sequence[Phase], complaints: Sequence[str], console: Console) -> None:
-    console.print(table_of(phases))
+    console.print(table_of(phases), link_table_of(phases))
     for complaint in complaints:
         console.print(f"[bold red]failed:[/] {complaint}", highlight=False, soft_wrap=True)
     if not complaints:

@@ -12,18 +12,17 @@ sessions here, are two thirds of the median first call of 24 thousand tokens.
 
 from __future__ import annotations
 
-import gzip
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-
 from demo.shape import CHUNK_TOKENS, ModelShape
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.traces import TraceRequest, open_trace
+from flexkv_py.traces.weka import IDS_PER_SESSION
 
 POSITIONS_MAX = 4096
 """Longest context of the demo's model, and the room of a worker's paged KV."""
@@ -100,32 +99,19 @@ def _tokens(name: str, count: int) -> tuple[int, ...]:
 # ------------------------------------------------------------ a real trace
 
 
-class _Call(msgspec.Struct):
-    """The fields used of one line of a trace."""
-
-    session: int
-    agent: str
-    input_length: int
-    runs: list[tuple[int, int]] = field(default_factory=list)
-
-    def blocks(self) -> list[int]:
-        """Every `_SCALE`-th id: ids are chained by prefix, so it names all 64-token blocks before it."""
-        ids = [first + at for first, count in self.runs for at in range(count)]
-        return ids[_SCALE - 1 :: _SCALE]
-
-
 def trace_sessions(path: Path, sessions: int, turns: int) -> list[list[Turn]]:
     """The first sessions of a WEKA-format trace that have `turns` calls and fit the model, at 1/48 of their length.
 
-    One demo block stands for 48 blocks of the trace. The trace's prompts are given, so the tokens
-    generated here are compared but do not come back in the next prompt.
+    One block here stands for 48 of the trace: ids are chained by prefix, so every 48th names all before
+    it. The trace's prompts are given, so what is generated here is compared but does not come back in
+    the next prompt. Raises FlexKVError (`bad_trace`).
     """
     chosen: list[list[Turn]] = []
-    calls: dict[int, list[_Call]] = {}
-    for call in _read(path):
-        if call.agent != "main":
+    calls: dict[int, list[TraceRequest]] = {}
+    for call in open_trace(path, _SCALE * CHUNK_TOKENS):
+        if not call.full_ids:
             continue
-        of_session = calls.setdefault(call.session, [])
+        of_session = calls.setdefault(call.full_ids[0] // IDS_PER_SESSION, [])
         of_session.append(call)
         if len(of_session) == turns and all(_fits(one) for one in of_session):
             chosen.append(list(_replayed(len(chosen), of_session)))
@@ -134,34 +120,23 @@ def trace_sessions(path: Path, sessions: int, turns: int) -> list[list[Turn]]:
     raise FlexKVError(
         ErrorCode.BAD_TRACE,
         f"{path} has only {len(chosen)} sessions with {turns} calls that fit the demo's model: "
-        f"lower --sessions or --turns",
+        f"lower --sessions or --turns, or give an agentic trace in WEKA form",
     )
 
 
-def _read(path: Path) -> Iterator[_Call]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield msgspec.json.decode(line, type=_Call)
-            except msgspec.DecodeError as error:
-                raise FlexKVError(
-                    ErrorCode.BAD_TRACE, f"{path}:{number} is no call of a WEKA-format trace: {error}"
-                ) from error
+def _fits(call: TraceRequest) -> bool:
+    return (len(call.full_ids) + 1) * CHUNK_TOKENS + _NEW_TOKENS <= POSITIONS_MAX
 
 
-def _fits(call: _Call) -> bool:
-    return 0 < len(call.blocks()) * CHUNK_TOKENS <= POSITIONS_MAX - CHUNK_TOKENS - _NEW_TOKENS
-
-
-def _replayed(session: int, calls: Sequence[_Call]) -> Iterator[Turn]:
-    before: list[int] = []
+def _replayed(session: int, calls: Sequence[TraceRequest]) -> Iterator[Turn]:
+    before: Sequence[int] = ()
     for number, call in enumerate(calls):
-        blocks = call.blocks()
-        same = next((at for at, pair in enumerate(zip(before, blocks, strict=False)) if pair[0] != pair[1]), None)
-        common = min(len(before), len(blocks)) if same is None else same
-        added = [token for block in blocks[common:] for token in _tokens(f"{call.session}/{block}", CHUNK_TOKENS)]
-        tail = call.input_length // _SCALE % CHUNK_TOKENS or 1
-        added += _tokens(f"{call.session}/tail/{number}", tail)
+        blocks = call.full_ids
+        agreed = [one == other for one, other in zip(before, blocks, strict=False)]
+        common = agreed.index(False) if False in agreed else len(agreed)
+        added = [token for block in blocks[common:] for token in _tokens(f"block {block}", CHUNK_TOKENS)]
+        tail = call.tokens // _SCALE % CHUNK_TOKENS or 1
+        added += _tokens(f"tail {blocks[-1]}/{number}", tail)
         yield Turn(session, number, common * CHUNK_TOKENS, tuple(added), _NEW_TOKENS)
         before = blocks
 

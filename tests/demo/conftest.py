@@ -1,4 +1,4 @@
-"""A small model, its engine and paged KV, and a cache that is a dictionary."""
+"""Small models, a worker's memory and a dictionary as cache, shared by the tests of the demo."""
 
 from __future__ import annotations
 

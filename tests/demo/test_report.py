@@ -10,7 +10,7 @@ from rich.console import Console
 
 from demo.messages import WorkResult
 from demo.meter import link_bytes
-from demo.report import Phase, Served, percentile, table_of
+from demo.report import Phase, Served, link_table_of, percentile, table_of
 
 
 def result(**changes: Any) -> WorkResult:
@@ -59,9 +59,9 @@ def test_the_table_and_the_file_carry_the_figures() -> None:
     phase = phase_of(result(), result(tokens=[9]))
     phase.link_bytes = {"ssd_dram": 3 << 20, "s3_dram": 0}
     console = Console(file=io.StringIO(), width=160)
-    console.print(table_of([phase]))
+    console.print(table_of([phase]), link_table_of([phase]))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("100", "400", "50%", "40%", "ssd→dram 3.0", "NO"):
+    for text in ("100 (400)", "50%", "40%", "ssd→dram", "3.0", "NO"):
         assert text in shown
     assert "s3→dram" not in shown
     figures = phase.figures()

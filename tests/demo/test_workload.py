@@ -85,20 +85,20 @@ def test_phases_share_out_all_turns() -> None:
         assert all(len(step.turns) for step in steps)
 
 
-def line(session: int, blocks: list[tuple[int, int]], agent: str = "main") -> str:
+def line(session: int, seconds: float, blocks: list[tuple[int, int]]) -> str:
     length = 64 * sum(count for _, count in blocks) + 5
-    return json.dumps({"session": session, "agent": agent, "input_length": length, "runs": blocks})
+    call = {"session": session, "agent": "main", "t": seconds, "input_length": length, "output_length": 9}
+    return json.dumps(call | {"runs": blocks})
 
 
 def test_a_trace_keeps_its_prefixes(tmp_path: Path) -> None:
-    """Calls share exactly the blocks their ids share, at 1/48; sub-agents and too long sessions are left out."""
+    """Calls share exactly the blocks their ids share, at 1/48; a session too long for the model is left out."""
     path = tmp_path / "trace.jsonl.gz"
     lines = [
-        line(1, [(0, 480)]),
-        line(1, [(0, 48)], agent="sub"),
-        line(2, [(0, 48 * 64)]),
-        line(1, [(0, 240), (9000, 480)]),
-        line(2, [(0, 48)]),
+        line(1, 0.0, [(0, 480)]),
+        line(1, 9.0, [(0, 240), (9000, 480)]),
+        line(2, 0.0, [(0, 48 * 64)]),
+        line(2, 9.0, [(0, 48)]),
     ]
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     [[first, second]] = trace_sessions(path, sessions=1, turns=2)
@@ -106,16 +106,14 @@ def test_a_trace_keeps_its_prefixes(tmp_path: Path) -> None:
     assert first.prompt_tokens // CHUNK_TOKENS == 10
     assert second.kept == 5 * CHUNK_TOKENS
     assert second.prompt_tokens // CHUNK_TOKENS == 15
-    assert trace_sessions(path, 1, 2) == [[first, second]]
+    with pytest.raises(FlexKVError, match="only 1 sessions"):
+        trace_sessions(path, sessions=2, turns=2)
 
 
-def test_a_bad_trace_is_refused(tmp_path: Path) -> None:
-    """A line that is no call, or too few sessions that fit, is a coded error that names the place or the cure."""
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    """A line that is no call is a coded error that names its place."""
     path = tmp_path / "trace.jsonl"
-    path.write_text(line(1, [(0, 480)]) + "\nnot json\n")
+    path.write_text(line(1, 0.0, [(0, 480)]) + "\nnot json\n")
     with pytest.raises(FlexKVError, match=r"trace\.jsonl:2") as refused:
         trace_sessions(path, 1, 2)
     assert refused.value.code is ErrorCode.BAD_TRACE
-    path.write_text(line(1, [(0, 480)]) + "\n")
-    with pytest.raises(FlexKVError, match="lower --sessions"):
-        trace_sessions(path, 1, 2)
