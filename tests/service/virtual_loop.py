@@ -18,7 +18,7 @@ class _Jump(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
-        if not ready and self.loop.busy():
+        if not ready and timeout != 0 and self.loop.busy():  # 0: handlers are ready, whatever the sockets say
             ready = super().select(THREAD_WAIT_S_MAX)
             assert ready, "work on a thread never ended"
         if not ready and timeout is None:
