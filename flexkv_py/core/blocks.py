@@ -19,6 +19,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from flexkv_py.core.frames import FRAME_NUMBER_BYTES
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
@@ -80,17 +81,12 @@ class Copy:
 
 @lru_cache(maxsize=64)
 def _layout(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}I")
-
-
-def pack_frames(frames: tuple[int, ...]) -> bytes:
-    """Frame numbers as they are kept: a quarter of the memory of a tuple of ints."""
-    return _layout(len(frames)).pack(*frames)
+    return struct.Struct(f"={count}I")
 
 
 def unpack_frames(packed: bytes) -> tuple[int, ...]:
-    """Frame numbers by chunk."""
-    return _layout(len(packed) // 4).unpack(packed)
+    """Frame numbers by chunk. They are kept packed: a quarter of the memory of a tuple of ints."""
+    return _layout(len(packed) // FRAME_NUMBER_BYTES).unpack(packed)
 
 
 class CopyList:

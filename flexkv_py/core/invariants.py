@@ -112,7 +112,7 @@ def _check_frames(state: State, copies: list[Copy]) -> None:
             seen.update(covered)
         pages += size * len(copy.frames)
     assert state.frames.used_pages == pages, f"{state.frames.used_pages} pages are taken, {pages} are named"
-    state.frames.recount()
+    assert state.frames.recount() == pages
 
 
 def _check_levels(state: State, copies: list[Copy]) -> None:

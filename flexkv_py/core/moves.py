@@ -6,17 +6,17 @@ not in the state would be made twice.
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, pack_frames
+from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer, TransferKind
 
 
-def fill_dram(block: Block, frames: tuple[int, ...]) -> Copy:
+def fill_dram(block: Block, frames: bytes) -> Copy:
     """A FILLING DRAM copy in these frames."""
     assert block.dram is None
-    copy = block.dram = Copy(block, Tier.DRAM, pack_frames(frames))
+    copy = block.dram = Copy(block, Tier.DRAM, frames)
     return copy
 
 
@@ -24,7 +24,8 @@ def free_frames(state: State, copy: Copy) -> None:
     """The copy's frames are named by nothing any more."""
     assert copy.tier is Tier.DRAM
     assert copy.readers == 0
-    state.frames.give(copy.block.index.frame_pages, copy.frames)
+    assert isinstance(copy.place, bytes)
+    state.frames.give(copy.block.index.frame_pages, copy.place)
 
 
 def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
@@ -90,7 +91,7 @@ def drop_record(state: State, copy: Copy) -> None:
     )
 
 
-def start_promotion(state: State, block: Block, source: Copy, frames: tuple[int, ...], priority: Priority) -> Copy:
+def start_promotion(state: State, block: Block, source: Copy, frames: bytes, priority: Priority) -> Copy:
     """Read a whole block from below into these frames."""
     copy = fill_dram(block, frames)
     start_reading(state, copy, source, priority)

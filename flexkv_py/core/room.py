@@ -31,8 +31,8 @@ class Room(Enum):
     """Everything in the tier must first be written further down."""
 
 
-def take_frames(state: State, index: Index) -> tuple[int, ...] | None:
-    """Frames for one block of this index, evicting what may go; None when nothing may go now."""
+def take_frames(state: State, index: Index) -> bytes | None:
+    """Frames (packed) for one block of this index, evicting what may go; None when nothing may go now."""
     pages, count = index.frame_pages, index.chunk_count
     for _ in range(VICTIMS_PER_TAKE_MAX):
         frames = state.frames.take(pages, count)

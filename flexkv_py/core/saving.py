@@ -74,7 +74,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
     block.rule = _rule(ticket.hints)
     transfer = Transfer(state.next_transfer_id(), TransferKind.SAVE, block, copy, None, ticket, position)
     state.new_transfer(transfer)
-    copies.append(BlockCopy(transfer.id, position, key, frames))
+    copies.append(BlockCopy(transfer.id, position, key, copy.frames))
     return True
 
 
