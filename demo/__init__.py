@@ -2,12 +2,14 @@
 
 A readable example of how an inference engine embeds the client. Not part of the distribution.
 
+    shape.py     sizes of the model, and the geometry the daemon is told
     model.py     the transformer: latent KV rows, an indexer plane, selections shared by layer groups
     paged.py     the worker's paged KV in its own memfd, and the pages of one request
     engine.py    match, load, prefill the rest, decode, save
     cache.py     the engine's side of the client: what to do when the daemon fails
-    worker.py    one worker process: requests in, results out, as JSON lines
+    worker.py    one worker process; messages.py is what it says and hears
     workload.py  multi-turn agent sessions with the statistics of an agentic trace, or a trace itself
-    fleet.py     the processes of a run: workers, daemon, S3 server; each ended by its pid
-    run.py       the phases; report.py the table
+    fleet.py     the processes of a run: workers, daemon; each ended by its pid
+    phases.py    cold, warm, killed, restarted, S3 alone; meter.py counts bytes meanwhile
+    run.py       the command; report.py its figures and verdict, show.py its progress
 """

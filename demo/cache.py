@@ -66,6 +66,7 @@ class DaemonCache:
     def load(self, tokens: Sequence[int], context: RequestKV) -> Load:
         """Match, lease what was found, and start its load."""
         self.account = CacheAccount()
+        pages: list[int] = []  # those the daemon may have been told of
         try:
             memory = self._registered()
             keys = self._client.keys(tokens)
@@ -75,12 +76,13 @@ class DaemonCache:
             pages = context.block_pages(0, found.length)
             ticket = self._client.load(keys[: found.length], pages, memory, deadline_s=_LOAD_DEADLINE_S)
         except FlexKVError as error:
-            self.note(error)
+            self.failed(error, pages)
             return _NothingLoading()
         return _DaemonLoad(self, ticket, found, pages)
 
     def save(self, tokens: Sequence[int], first_block: int, context: RequestKV) -> Save:
         """Start saving; the keys name their whole prefix, so any worker finds the blocks by its tokens."""
+        pages: list[int] = []
         try:
             memory = self._registered()
             keys = self._client.keys(tokens)
@@ -90,7 +92,7 @@ class DaemonCache:
             pages = context.block_pages(first_block, len(keys))
             ticket = self._client.save(keys[first_block:], pages, memory, parent, _SAVE_DEADLINE_S, _ACKNOWLEDGED_AT)
         except FlexKVError as error:
-            self.note(error)
+            self.failed(error, pages)
             return _NothingSaving()
         return _DaemonSave(self, ticket, pages)
 
@@ -102,8 +104,18 @@ class DaemonCache:
         wanted = self._paged.geometry.groups[group]
         return next(at for at, groups in enumerate(self._paged.geometry.chunk_groups) if wanted in groups)
 
+    def failed(self, error: FlexKVError, pages: Sequence[int]) -> None:
+        """Account for a failure that becomes a miss, and make sure of `pages`.
+
+        A request that got no reply may run all the same: its pages may be written or freed only after
+        a fence, or the daemon would read or write what is another request's by then.
+        """
+        self.note(error)
+        if pages:
+            self.fence(pages)
+
     def fence(self, pages: Sequence[int]) -> None:
-        """Return once no copy touches `pages`: after a failure they may be written or freed only then."""
+        """Return once no copy touches `pages`."""
         assert self._memory is not None
         for _ in range(_FENCE_TRIES_MAX):
             try:
@@ -116,7 +128,6 @@ class DaemonCache:
         raise HungDaemonError(f"the daemon has held {len(pages)} pages for too long and neither answers nor ends")
 
     def note(self, error: FlexKVError) -> None:
-        """Account for a failure that becomes a miss."""
         self.account.errors.append(error.code.value)
 
     def _registered(self) -> Memory:
@@ -199,7 +210,6 @@ class _DaemonSave:
         try:
             progress = self._ticket.wait()
         except FlexKVError as error:
-            self._cache.note(error)
-            self._cache.fence(self._pages)
+            self._cache.failed(error, self._pages)
         else:
             self._cache.account.saved.update(outcome.value for outcome in progress.outcomes)

@@ -78,7 +78,7 @@ class Generation:
 
 
 class Engine:
-    """Serves one request at a time, greedily or not, always in the shapes of `model`."""
+    """Serves one request at a time, always in the shapes of `model`."""
 
     def __init__(self, model: SparseTransformer, memory: PagedKV) -> None:
         self.model = model

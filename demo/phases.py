@@ -45,10 +45,10 @@ def plan(turns: int) -> list[Step]:
     warm, killed, restarted, s3_alone = ((turns - 1 + extra) // 4 for extra in (2, 3, 1, 0))
     counts = (
         (Phase("cold"), 1),
-        (Phase("warm", ("dram", "ssd"), must_be_faster=True), warm),
+        (Phase("warm", ("dram", "ssd"), is_warm=True), warm),
         (Phase("killed mid-run", must_meet_errors=True), killed),
-        (Phase("restarted", ("ssd",), must_be_faster=True), restarted),
-        (Phase("S3 alone", ("s3",), must_be_faster=True), s3_alone),
+        (Phase("restarted", ("ssd",), is_warm=True), restarted),
+        (Phase("S3 alone", ("s3",), is_warm=True), s3_alone),
     )
     steps, first = [], 0
     for phase, count in counts:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from demo.fleet import Daemon, DemoError, Worker
 from demo.phases import TURNS_MIN, Demo
-from demo.report import Phase, link_table_of, table_of
+from demo.report import Phase, link_table_of, table_of, verdict
 from demo.shape import ModelShape
 from demo.show import Show
 from demo.workload import Turn, agent_sessions, block_reuse, trace_sessions, working_set_blocks
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except asyncio.CancelledError:
         console.print("interrupted; every process was ended")
         return _INTERRUPTED
-    complaints = [complaint for phase in phases for complaint in phase.complaints()]
+    complaints = verdict(phases)
     _conclude(phases, complaints, console)
     if options.json is not None:
         figures = {"phases": [phase.figures() for phase in phases], "complaints": complaints}
@@ -87,22 +87,25 @@ async def _run(options: argparse.Namespace, sessions: list[list[Turn]], console:
         show = stack.enter_context(Show(console))
         daemon = Daemon(work)
         workers = [Worker(f"worker-{number}", work) for number in range(options.workers)]
+        s3 = S3Server(work / "s3")
+        stack.callback(s3.stop)  # the last to end: a daemon that drains still writes there
         for child in (daemon, *workers):
             stack.push_async_callback(child.stop)
         for worker in workers:
             await worker.begin(daemon.socket, options.seed)
-        s3 = stack.enter_context(S3Server(work / "s3"))  # starts while the workers build their models
+        s3.start()  # while the workers build their models
         daemon.configure(s3, working_set_blocks(sessions) * ModelShape().geometry("").block_bytes)
         await asyncio.gather(*(worker.ready() for worker in workers))
         reuse = block_reuse(sessions)
         show.say(f"{len(workers)} workers and an S3 server run; {len(sessions)} sessions, {reuse:.1%} block reuse")
+        phases: list[Phase] = []
         try:
-            return await Demo(sessions, workers, daemon, show).run()
-        except BaseException:
-            console.print(
-                f"the daemon's log ends with:\n{daemon.log_tail()}", highlight=False, markup=False, soft_wrap=True
-            )
-            raise
+            phases = await Demo(sessions, workers, daemon, show).run()
+        finally:
+            if not phases or verdict(phases):
+                tail = f"the daemon's log ends with:\n{daemon.log_tail()}"
+                console.print(tail, highlight=False, markup=False, soft_wrap=True)
+        return phases
     raise AssertionError("an exit stack that suppresses nothing does not end here")
 
 

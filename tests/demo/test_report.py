@@ -10,7 +10,7 @@ from rich.console import Console
 
 from demo.messages import WorkResult
 from demo.meter import link_bytes
-from demo.report import Phase, Served, link_table_of, percentile, table_of
+from demo.report import Phase, Served, link_table_of, percentile, table_of, verdict
 
 
 def result(**changes: Any) -> WorkResult:
@@ -29,14 +29,14 @@ def result(**changes: Any) -> WorkResult:
 
 
 def phase_of(*results: WorkResult, reference: WorkResult | None = None) -> Phase:
-    phase = Phase("warm", ("dram", "ssd"), must_be_faster=True, wall_s=1.0, reference_wall_s=2.0)
+    phase = Phase("warm", ("dram", "ssd"), is_warm=True, wall_s=1.0, reference_wall_s=2.0)
     phase.served = [Served(at, 0, one, reference or result(ttft_s=0.4, hits={})) for at, one in enumerate(results)]
     return phase
 
 
 def test_a_phase_that_showed_everything_has_no_complaints() -> None:
     """The same tokens and logits, hits from every wanted tier, a smaller TTFT: nothing to say."""
-    assert phase_of(result(), result()).complaints() == []
+    assert verdict([phase_of(result(), result())]) == []
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_a_phase_that_showed_everything_has_no_complaints() -> None:
         ({"tokens": [1, 2, 4]}, "session 0 turn 0: other tokens"),
         ({"logits_digest": "b"}, "same tokens from other logits"),
         ({"hits": {"dram": 9}}, "no block was served from ssd"),
-        ({"ttft_s": 0.5}, "median TTFT is 500 ms with the daemon and 400 ms without"),
+        ({"ttft_s": 0.5}, "median TTFT is 0.500 s with the daemon, 0.400 s without"),
     ],
 )
 def test_whatever_was_not_shown_is_named(changes: dict[str, Any], complaint: str) -> None:
     """Another token, another logit, a tier that served nothing, or no gain in TTFT fails the phase."""
-    [found] = phase_of(result(**changes)).complaints()
+    [found] = verdict([phase_of(result(**changes))])
     assert complaint in found
 
 
