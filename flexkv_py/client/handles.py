@@ -9,21 +9,35 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from flexkv_py.client import requests
 from flexkv_py.client.requests import TicketProgress
 from flexkv_py.client.session import Handle, Registration
-from flexkv_py.wire.messages import Cancel, Done, Progress, Release, Run, Wait
+from flexkv_py.wire.messages import Cancel, ClientMessage, Done, Message, Progress, Release, Run, Wait
 
-if TYPE_CHECKING:
-    from flexkv_py.client.client import Client
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+class Owner(Protocol):
+    """The client that a handle was given out by."""
+
+    timeout_s: float
+
+    @property
+    def chunk_count(self) -> int: ...
+
+    def ask_about(
+        self, handle: Handle, message: ClientMessage, expect: type[ReplyT], reply_by_s: float | None = None
+    ) -> ReplyT: ...
+
+    def forget(self, memory: Memory) -> None: ...
 
 
 class Memory:
     """Registered memory. Stays usable over any number of reconnects, until `unregister`."""
 
-    def __init__(self, client: Client, registration: Registration, pages_per_block: int) -> None:
+    def __init__(self, client: Owner, registration: Registration, pages_per_block: int) -> None:
         self.registration = registration
         self._client = client
         self._pages_per_block = pages_per_block
@@ -40,7 +54,7 @@ class Memory:
 class Lease:
     """Keeps a matched prefix usable."""
 
-    def __init__(self, client: Client, handle: Handle) -> None:
+    def __init__(self, client: Owner, handle: Handle) -> None:
         self._client = client
         self._handle = handle
 
@@ -61,7 +75,7 @@ class MatchResult:
 class Ticket:
     """One running load, save, prefetch or flush. Dies with the connection it was opened on."""
 
-    def __init__(self, client: Client, handle: Handle) -> None:
+    def __init__(self, client: Owner, handle: Handle) -> None:
         self._client = client
         self._handle = handle
 
