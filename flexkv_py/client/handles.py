@@ -9,14 +9,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from flexkv_py.client import requests
 from flexkv_py.client.requests import TicketProgress
-from flexkv_py.client.session import Handle, Registration
-from flexkv_py.wire.messages import Cancel, ClientMessage, Done, Message, Progress, Release, Run, Wait
-
-ReplyT = TypeVar("ReplyT", bound=Message)
+from flexkv_py.client.session import Handle, Registration, Reply
+from flexkv_py.wire.messages import Cancel, ClientMessage, Done, Progress, Release, Run, Wait
 
 
 class Owner(Protocol):
@@ -28,8 +26,8 @@ class Owner(Protocol):
     def chunk_count(self) -> int: ...
 
     def ask_about(
-        self, handle: Handle, message: ClientMessage, expect: type[ReplyT], reply_by_s: float | None = None
-    ) -> ReplyT: ...
+        self, handle: Handle, message: ClientMessage, expect: type[Reply], reply_by_s: float | None = None
+    ) -> Reply: ...
 
     def forget(self, memory: Memory) -> None: ...
 
