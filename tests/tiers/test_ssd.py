@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import mmap
+import resource
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -317,6 +318,28 @@ def test_a_smaller_capacity_shrinks_the_directory(disk, frames):
 
     disk.live(first)
     disk.live(second, capacity_bytes=512 * KIB)
+
+
+def test_a_drop_that_failed_can_be_asked_for_again(disk, frames):
+    """A header that could not be zeroed keeps its slot; the next drop zeroes it, so the record never returns."""
+
+    async def first(store: SsdStore) -> None:
+        location = await store.write(block(1), frames.fill(block(1), SMALL))
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+        try:
+            with pytest.raises(TierFault):
+                await store.drop(block(1), location)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        await store.drop(block(1), location)
+        assert store.status()["records_quarantined"] == 0
+
+    async def second(store: SsdStore) -> None:
+        assert [batch async for batch in store.found()] == []
+
+    disk.live(first)
+    disk.live(second)
 
 
 @pytest.mark.parametrize("direct", [True, False])

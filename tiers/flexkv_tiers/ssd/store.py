@@ -254,7 +254,7 @@ class SsdStore:
         self._end_read(location, reading)
 
     async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the location alone names a slot
-        """Zero a record's header, then free its slot. Raises TierFault(IO); the slot is then lost to this life."""
+        """Zero a record's header, then free its slot. Raises TierFault(IO): the drop may then be asked for again."""
         with self._moving():
             if self._table.state(location) in _HOLDING:  # else it is gone, or going
                 await self._erase(location)
@@ -265,7 +265,11 @@ class SsdStore:
         self._table.set_state(location, SlotState.LEAVING)
         erasing = self._disk.submit(partial(erase_record, file, offset))
         cancelled = await settle(erasing)
-        erasing.result()
+        try:
+            erasing.result()
+        except TierFault:
+            self._table.set_state(location, SlotState.DAMAGED)
+            raise
         self._table.set_state(location, SlotState.FREE)
         if cancelled:
             raise asyncio.CancelledError
