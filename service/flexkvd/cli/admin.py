@@ -31,7 +31,7 @@ class AdminClient:
     """`address` is the path of a Unix socket, or `host:port`."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of one GET. Raises FlexKVError (`daemon_lost`) if nobody answers."""
@@ -43,7 +43,7 @@ class AdminClient:
         except (OSError, http.client.HTTPException) as error:
             raise FlexKVError(
                 ErrorCode.DAEMON_LOST,
-                f"the admin API at {self._address} does not answer ({error}): is flexkvd running, and is this its "
+                f"the admin API at {self.address} does not answer ({error}): is flexkvd running, and is this its "
                 "address ([api] in its configuration)?",
             ) from error
         finally:
@@ -67,9 +67,9 @@ class AdminClient:
         }
 
     def _connection(self) -> http.client.HTTPConnection:
-        if "/" in self._address:
-            return _UnixConnection(self._address)
-        return http.client.HTTPConnection(self._address, timeout=TIMEOUT_S)
+        if "/" in self.address:
+            return _UnixConnection(self.address)
+        return http.client.HTTPConnection(self.address, timeout=TIMEOUT_S)
 
 
 class _UnixConnection(http.client.HTTPConnection):

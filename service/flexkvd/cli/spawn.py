@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -44,7 +44,7 @@ class Sizes:
 class SpawnedDaemon:
     """A running flexkvd; `with` ends it."""
 
-    def __init__(self, sizes: Sizes, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, sizes: Sizes, environment: Mapping[str, str] | None = None) -> None:
         template = _template(sizes)  # refuses what cannot be before anything is made
         self._folder = tempfile.TemporaryDirectory(prefix="flexkv-")
         folder = Path(self._folder.name)
