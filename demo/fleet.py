@@ -48,6 +48,7 @@ bytes = "{ssd_mib}MiB"
 [s3]
 bucket = "flexkv"
 endpoint_url = "{endpoint_url}"
+sign_payload = "never"
 """
 
 

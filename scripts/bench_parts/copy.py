@@ -122,10 +122,9 @@ class Bench:
         """All chunks of some blocks, submitted chunk by chunk as the executor does."""
         pages: npt.NDArray[np.uint32] = np.array(blocks, np.uint32).reshape(-1, 1)
         keys = [block.to_bytes(16, "little") for block in blocks]
-        tasks = (
-            CopyTask(direction, self.memory, chunk, keys, [_frame(block, chunk) for block in blocks], pages)
-            for chunk in range(GEOMETRY.chunk_count)
-        )
+        chunks = range(GEOMETRY.chunk_count)
+        frames = [tuple(_frame(block, chunk) for chunk in chunks) for block in blocks]
+        tasks = (CopyTask(direction, self.memory, [chunk], keys, frames, pages) for chunk in chunks)
         for faults in await asyncio.gather(*(lanes.copy(task, Priority.LOAD) for task in tasks)):
             assert not any(faults)
 

@@ -106,6 +106,12 @@ class S3Table:
     addressing_style: Literal["auto", "path", "virtual"] = key(
         Kind.TEXT, "Where the bucket's name goes in a URL.", "auto", choices=("auto", "path", "virtual")
     )
+    sign_payload: Literal["auto", "always", "never"] = key(
+        Kind.TEXT,
+        "Whether uploads are signed over their bytes too, which costs the most CPU of all; auto: only without TLS.",
+        "auto",
+        choices=("auto", "always", "never"),
+    )
     ca_bundle: str = key(Kind.TEXT, "File of certificates to trust instead of the system's; empty: the system's.", "")
     bytes: int = key(Kind.SIZE, "Room the objects may take; 0: no limit.", 0, high=1 << 60)
     processes: int = key(Kind.COUNT, "Child processes that move the bytes.", 1, low=1, high=16)

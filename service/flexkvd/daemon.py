@@ -12,47 +12,70 @@ import signal
 import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flexkv_py.core.messages import DrainStarted, TicketCancelled, Tier
 from flexkv_py.errors import FlexKVError
 from flexkvd import socket_file, startup
 from flexkvd.config import ApiTable, Config, read_token
-from flexkvd.control import Operator
 from flexkvd.parts import Parts, make_parts
 from flexkvd.tickets import Ticket
 from flexkvd.toml_tables import bad_config
+
+if TYPE_CHECKING:
+    from flexkvd.control import Operator
 
 log = logging.getLogger(__name__)
 
 LAG_S = 1.0
 """How often the loop's lag is measured."""
 DRAIN_LOOK_S = 0.02
-SETTLE_S_MAX = 10.0
-"""Longest that running transfers are waited for at the end, before their tiers are closed over them."""
 API_SOCKET_MODE = 0o600
 
 
 async def serve(config: Config) -> int:
     """Serve until a signal or a failure. Returns the exit status; raises FlexKVError when it cannot serve."""
+    stop = Stop()
+    stop.on_signals(asyncio.get_running_loop())  # before anybody can connect
     async with AsyncExitStack() as stack:
         parts = await make_parts(config, stack)
         log.info("serves workers on %s", config.daemon.socket)
-        daemon = Daemon(config, parts)
-        daemon.install_signals()
-        return await daemon.run()
+        return await Daemon(config, parts, stop).run()
+
+
+class Stop:
+    """Whether the daemon shall end: `asked` once to drain, asked again to `hurry`."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def ask(self) -> None:
+        if self.asked.is_set():
+            self.hurry.set()
+        self.asked.set()
+
+    def on_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """SIGTERM and SIGINT drain; only in a process of the daemon's own."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask)
+        loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: nothing can be reloaded yet, restart instead")
 
 
 class Daemon:
     """Runs parts that serve already, until told to stop."""
 
-    def __init__(self, config: Config, parts: Parts) -> None:
+    operator: Operator
+
+    def __init__(self, config: Config, parts: Parts, stop: Stop | None = None) -> None:
+        from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
+
         self.operator = Operator(parts)
         self._config = config
         self._parts = parts
         self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._stop = stop or Stop()
+        self._end_at_s = 0.0  # on the loop's clock: when the drain is over, whatever still runs
         self._failure: BaseException | None = None
         self._background: set[asyncio.Task[None]] = set()
         parts.engine.on_broken = self._broken
@@ -63,7 +86,8 @@ class Daemon:
         """0 after a drain, 1 after a bug; raises the FlexKVError that made it stop."""
         try:
             self._start_background(read_token(self._config.api.token_file, "[api] token_file"))
-            await self._stop.wait()
+            await self._stop.asked.wait()
+            self._end_at_s = self._loop.time() + self._config.daemon.drain_s
             await self._drain()
         finally:
             await self._end()
@@ -73,9 +97,7 @@ class Daemon:
 
     def stop(self) -> None:
         """Drain and end; called again: do not wait any longer."""
-        if self._stop.is_set():
-            self._hurry.set()
-        self._stop.set()
+        self._stop.ask()
 
     # ------------------------------------------------------------ background
 
@@ -126,12 +148,6 @@ class Daemon:
 
     # ----------------------------------------------------------------- events
 
-    def install_signals(self) -> None:
-        """SIGTERM and SIGINT drain; only in a process of the daemon's own."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self.stop)
-        self._loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: nothing can be reloaded yet, restart instead")
-
     def _ticket_finished(self, ticket: Ticket) -> None:
         seconds = (self._parts.engine.now_ns() - ticket.opened_ns) / 1e9
         self.operator.metrics.ticket_ended(ticket.kind, seconds)
@@ -145,44 +161,44 @@ class Daemon:
 
     def _fail(self, failure: BaseException) -> None:
         self._failure = self._failure or failure
-        self._hurry.set()
-        self._stop.set()
+        self._stop.hurry.set()
+        self._stop.asked.set()
 
     # -------------------------------------------------------------------- end
 
     async def _drain(self) -> None:
         """Admit nothing new, let tickets end until `drain_s` is over, then cancel what is left."""
-        parts, drain_s = self._parts, self._config.daemon.drain_s
+        parts = self._parts
         parts.readiness.draining = True
         if parts.engine.broken:
             return
-        log.info("draining for at most %g s", drain_s)
-        parts.server.going_away("the daemon is stopping", round(drain_s * 1000))
+        log.info("draining for at most %g s", self._config.daemon.drain_s)
+        parts.server.going_away("the daemon is stopping", round(self._config.daemon.drain_s * 1000))
         parts.engine.post(DrainStarted(parts.engine.now_ns()))
-        deadline = self._loop.time() + drain_s
-        while self._open_tickets() and self._loop.time() < deadline and not self._hurry.is_set():
+        while parts.sessions.busy and self._loop.time() < self._end_at_s and not self._stop.hurry.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), DRAIN_LOOK_S)
-        for ticket in self._open_tickets():
+                await asyncio.wait_for(self._stop.hurry.wait(), DRAIN_LOOK_S)
+        for ticket in parts.sessions.open_tickets():
             parts.engine.post(TicketCancelled(ticket.session, ticket.number, parts.engine.now_ns()))
 
-    def _open_tickets(self) -> list[Ticket]:
-        sessions = self._parts.sessions.by_number.values()
-        return [ticket for session in sessions for ticket in session.tickets.values() if not ticket.over]
-
     async def _end(self) -> None:
-        """Let clients and background work go, and wait for what still touches memory; the stack closes the rest."""
+        """Let clients, running transfers and background work go; the stack closes the rest."""
         parts = self._parts
         parts.server.close()
         parts.engine.close()
         parts.executor.close()
-        for task in list(self._background):
+        if not parts.engine.broken and not self._stop.hurry.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._end_at_s):
+                    await parts.executor.settle()
+        for task in self._background:
             task.cancel()
-        if self._background:
-            await asyncio.wait(self._background)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0 if parts.engine.broken else SETTLE_S_MAX):
-                await parts.executor.settle()
+        # A cancelled listing or check goes on until its bytes are at rest: closing the tiers sees to that.
+        closing = [self._loop.create_task(store.close()) for store, _ in parts.stores.values()]
+        if ending := [*self._background, *closing]:
+            await asyncio.wait(ending)
+        for task in closing:
+            task.result()
         log.info("stopped")
 
 

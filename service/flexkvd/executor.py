@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from flexkv_py.core.messages import (
-    BlockCopy,
     ChunkLanded,
     Fault,
     MoveKind,
@@ -27,6 +26,8 @@ from flexkv_py.core.messages import (
 )
 from flexkv_tiers.base import FrameSpan, TierFault, TierStore
 from flexkv_tiers.lanes import CopyTask, Direction, Lanes
+from flexkv_tiers.memory import WorkerMemory
+from flexkv_tiers.memory.worker import PageTable
 from flexkvd.engine import Engine
 from flexkvd.links import Link
 from flexkvd.sessions import Sessions
@@ -35,6 +36,8 @@ from flexkvd.tickets import Ticket
 log = logging.getLogger(__name__)
 
 DROPS_IN_FLIGHT_MAX = 8
+TOGETHER_BYTES_MAX = 512 * 1024
+"""Chunks this small in all are copied by one task: it costs more than the copy, and nobody gains by an earlier end."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,19 @@ class TierLimits:
 
 @dataclass(slots=True)
 class _Batch:
-    """One StartCopies on its way: `chunks_left` are still to end, `done[i]` is block i's mask."""
+    """One StartCopies on its way: `tasks_left` are still to end, `done[i]` is block i's mask.
+
+    `positions`, `keys`, `frames` and `pages` are those of its blocks, in order.
+    """
 
     ticket: Ticket
-    blocks: list[BlockCopy]
-    chunks_left: int
+    memory: WorkerMemory
+    copies: StartCopies
+    positions: list[int]
+    keys: list[bytes]
+    frames: list[tuple[int, ...]]
+    pages: PageTable
+    tasks_left: int
     done: list[int]
     faults: list[Fault | None]
 
@@ -156,12 +167,12 @@ class Executor:
             for block in copies.blocks:  # the worker died before its copies began
                 self._engine.finish(TransferResult(block.transfer, Fault.MEMORY, detail="the session ended"))
             return
-        count = len(copies.blocks)
-        chunks = [chunk for chunk in range(copies.chunks.bit_length()) if copies.chunks >> chunk & 1]
-        batch = _Batch(ticket, copies.blocks, len(chunks), [0] * count, [None] * count)
-        ticket.copies += count
-        for chunk in chunks:  # lanes keep the order, so chunk 0 of all blocks goes first
-            task = self._loop.create_task(self._copy(batch, chunk, copies))
+        batch = _batch(ticket, ticket.memory.mapping, copies)
+        ticket.copies += len(copies.blocks)
+        together = chunks_together(copies.chunks, len(copies.blocks), batch.memory.chunk_bytes)
+        batch.tasks_left = len(together)
+        for chunks in together:  # lanes keep the order, so chunk 0 of all blocks goes first
+            task = self._loop.create_task(self._copy(batch, chunks))
             self._copies.add(task)
             task.add_done_callback(self._copy_ended)
 
@@ -170,44 +181,61 @@ class Executor:
         if not task.cancelled() and task.exception() is not None:
             self._engine.fail(task.exception())  # a copy without an end would hold its frames for ever
 
-    async def _copy(self, batch: _Batch, chunk: int, copies: StartCopies) -> None:
-        ticket, blocks = batch.ticket, batch.blocks
-        assert ticket.memory is not None
-        assert ticket.pages is not None
-        into = copies.kind is TicketKind.LOAD
-        positions = [block.position for block in blocks]
+    async def _copy(self, batch: _Batch, chunks: list[int]) -> None:
+        into = batch.copies.kind is TicketKind.LOAD
+        direction = Direction.INTO_WORKER if into else Direction.OUT_OF_WORKER
+        task = CopyTask(direction, batch.memory, chunks, batch.keys, batch.frames, batch.pages)
         try:
-            task = CopyTask(
-                Direction.INTO_WORKER if into else Direction.OUT_OF_WORKER,
-                ticket.memory.mapping,
-                chunk,
-                [block.key for block in blocks],
-                [block.frames[chunk] for block in blocks],
-                ticket.pages[positions],
-            )
-            faults = await self._lanes.copy(task, copies.priority)
-            copied = [at for at, fault in enumerate(faults) if fault is None]
+            faults = await self._lanes.copy(task, batch.copies.priority)
         except Exception:
-            log.exception("a bug while chunk %d of ticket %d was copied", chunk, ticket.number)
-            faults, copied = [Fault.INTERNAL] * len(blocks), []
+            log.exception("a bug while chunks %s of ticket %d were copied", chunks, batch.ticket.number)
+            faults = [Fault.INTERNAL] * len(batch.keys)
         link = "dram_worker" if into else "worker_dram"
-        self.traffic.bytes[link] += len(copied) * ticket.memory.mapping.chunk_bytes[chunk]
-        self._chunk_ended(batch, chunk, faults, copied, link)
+        self.traffic.bytes[link] += faults.count(None) * task.block_bytes
+        self._chunks_ended(batch, chunks, faults, link)
 
-    def _chunk_ended(self, batch: _Batch, chunk: int, faults: list[Fault | None], copied: list[int], link: str) -> None:
-        for at in copied:
-            batch.done[at] |= 1 << chunk
+    def _chunks_ended(self, batch: _Batch, chunks: list[int], faults: list[Fault | None], link: str) -> None:
+        mask = sum(1 << chunk for chunk in chunks)
         for at, fault in enumerate(faults):
-            batch.faults[at] = batch.faults[at] or fault
+            if fault is None:
+                batch.done[at] |= mask
+            else:
+                batch.faults[at] = batch.faults[at] or fault
+        copied = [batch.positions[at] for at, fault in enumerate(faults) if fault is None]
         if copied:
-            batch.ticket.note_copied([batch.blocks[at].position for at in copied], chunk)
-        batch.chunks_left -= 1
-        if not batch.chunks_left:
-            for block, done, fault in zip(batch.blocks, batch.done, batch.faults, strict=True):
+            batch.ticket.note_copied(copied, chunks)
+        batch.tasks_left -= 1
+        if not batch.tasks_left:
+            for block, done, fault in zip(batch.copies.blocks, batch.done, batch.faults, strict=True):
                 self._end(TransferResult(block.transfer, fault, chunks=done), link)
-            batch.ticket.copies_ended(len(batch.blocks))
+            batch.ticket.copies_ended(len(batch.copies.blocks))
 
     def _end(self, result: TransferResult, link: str) -> None:
         if result.fault is not None:
             self.traffic.faults[link, result.fault.value] += 1
         self._engine.finish(result)
+
+
+def chunks_together(mask: int, block_count: int, chunk_bytes: Sequence[int]) -> list[list[int]]:
+    """The chunks of a mask in order, cut into runs of which each is copied at once."""
+    together: list[list[int]] = []
+    room_bytes = 0
+    for chunk in range(mask.bit_length()):
+        if mask >> chunk & 1:
+            copied_bytes = block_count * chunk_bytes[chunk]
+            if copied_bytes > room_bytes:
+                together.append([])
+                room_bytes = TOGETHER_BYTES_MAX
+            together[-1].append(chunk)
+            room_bytes -= copied_bytes
+    return together
+
+
+def _batch(ticket: Ticket, memory: WorkerMemory, copies: StartCopies) -> _Batch:
+    assert ticket.pages is not None
+    blocks = copies.blocks
+    positions = [block.position for block in blocks]
+    keys: list[bytes] = [block.key for block in blocks]
+    frames = [block.frames for block in blocks]
+    none: list[Fault | None] = [None] * len(blocks)
+    return _Batch(ticket, memory, copies, positions, keys, frames, ticket.pages[positions], 0, [0] * len(blocks), none)

@@ -147,6 +147,15 @@ class Sessions:
         for ticket in list(session.tickets.values()):
             ticket.abandon()
 
+    @property
+    def busy(self) -> bool:
+        """Whether any ticket runs: a client's, or a flush the operator waits for."""
+        return bool(self._own or self.open_tickets())
+
+    def open_tickets(self) -> list[Ticket]:
+        """Clients' tickets that are not over."""
+        return [ticket for each in self.by_number.values() for ticket in each.tickets.values() if not ticket.over]
+
     def next_ticket(self) -> int:
         """A ticket number never used before in this life of the daemon."""
         self._tickets += 1

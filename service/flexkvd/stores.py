@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flexkv_py.core.messages import Tier
 from flexkv_tiers.base import TierStore
@@ -14,8 +15,13 @@ from flexkv_tiers.memory import Arena
 from flexkvd.config import Config, S3Table, SsdTable
 from flexkvd.executor import TierLimits
 
+if TYPE_CHECKING:
+    from flexkv_tiers.s3 import S3Config
+
 BACKSTOP_S = 5.0
 """The S3 store keeps its own deadlines; ours only catches a store that does not."""
+
+SIGN_PAYLOAD = {"auto": None, "always": True, "never": False}
 
 Stores = dict[Tier, tuple[TierStore, TierLimits]]
 
@@ -38,14 +44,25 @@ def _ssd(table: SsdTable, arena: Arena) -> tuple[TierStore, TierLimits]:
 
 
 def _s3(table: S3Table, arena: Arena, listener: Callable[[bool, str], None]) -> tuple[TierStore, TierLimits]:
-    from flexkv_tiers.s3 import S3Config, S3Store  # noqa: PLC0415 - only a daemon with an object tier needs it
+    from flexkv_tiers.s3 import S3Store  # noqa: PLC0415 - only a daemon with an object tier needs it
 
-    config = S3Config(
+    transfer_s_max = table.operation_timeout_s + table.connect_timeout_s + table.read_timeout_s + BACKSTOP_S
+    return S3Store(s3_config(table), arena, listener), TierLimits(
+        table.reads_in_flight_max, table.writes_in_flight_max, transfer_s_max
+    )
+
+
+def s3_config(table: S3Table) -> S3Config:
+    """The table in the tier's own words."""
+    from flexkv_tiers.s3 import S3Config  # noqa: PLC0415 - as above
+
+    return S3Config(
         bucket=table.bucket,
         prefix=table.prefix,
         endpoint_url=table.endpoint_url,
         region=table.region,
         addressing_style=table.addressing_style,
+        sign_payload=SIGN_PAYLOAD[table.sign_payload],
         ca_bundle=table.ca_bundle,
         processes=table.processes,
         threads=table.threads,
@@ -53,8 +70,4 @@ def _s3(table: S3Table, arena: Arena, listener: Callable[[bool, str], None]) -> 
         read_timeout_s=table.read_timeout_s,
         operation_timeout_s=table.operation_timeout_s,
         retry_count_max=table.retry_count_max,
-    )
-    transfer_s_max = table.operation_timeout_s + table.connect_timeout_s + table.read_timeout_s + BACKSTOP_S
-    return S3Store(config, arena, listener), TierLimits(
-        table.reads_in_flight_max, table.writes_in_flight_max, transfer_s_max
     )

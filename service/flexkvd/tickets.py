@@ -105,13 +105,15 @@ class Ticket:
         """Over, and no copy of it touches the worker's pages any more."""
         return self.finished is not None and not self.copies
 
-    def note_copied(self, positions: list[int], chunk: int) -> None:
-        """Chunk `chunk` of the keys at these positions is on the other side."""
-        bit, masks = 1 << chunk, self.masks
-        for position in positions:
-            if not masks[position] & bit:  # a promotion that is tried again may bring a chunk twice
-                masks[position] |= bit
-                self.counts[chunk] += 1
+    def note_copied(self, positions: list[int], chunks: list[int]) -> None:
+        """These chunks of the keys at these positions are on the other side."""
+        masks, counts = self.masks, self.counts
+        for chunk in chunks:
+            bit = 1 << chunk
+            for position in positions:
+                if not masks[position] & bit:  # a promotion that is tried again may bring a chunk twice
+                    masks[position] |= bit
+                    counts[chunk] += 1
         while self.ready < self.chunk_count and self.counts[self.ready] == self.key_count:
             self.ready += 1
         if self.waiters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli import main
 from flexkvd.cli.cpu import cpu_seconds, owner_of
 from flexkvd.cli.pattern import Pattern
-from flexkvd.cli.spawn import MIB, Sizes, SpawnedDaemon, split_s3_url
+from flexkvd.cli.spawn import MIB, Sizes, SpawnedDaemon, config_template, split_s3_url
 from flexkvd.cli.traffic import ReplayClient, Target
+from flexkvd.config import parse_config
 
 BLOCK_BYTES = 32 * 1024
 
@@ -130,3 +132,10 @@ def test_s3_urls_are_cut_up():
     """Endpoint, bucket and prefix; without a prefix the run takes its own."""
     assert split_s3_url("http://127.0.0.1:8333/kv/a/b") == ("http://127.0.0.1:8333", "kv", "a/b")
     assert split_s3_url("https://s3.example/kv") == ("https://s3.example", "kv", "replay")
+
+
+@pytest.mark.parametrize(("host", "sign"), [("127.0.0.1:8333", "never"), ("localhost:80", "never"), ("s3:80", "auto")])
+def test_uploads_to_a_server_of_our_own_are_not_signed_over_their_bytes(host, sign):
+    """On loopback the signature would only cost CPU; anywhere else the daemon decides."""
+    text = config_template(Sizes(s3_url=f"http://{host}/kv")).substitute(folder="/x")
+    assert parse_config(tomllib.loads(text)).s3.sign_payload == sign

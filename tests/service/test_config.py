@@ -10,6 +10,7 @@ from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.config import TABLES, Config, describe, load_config, parse_config, planner_config, read_token
+from flexkvd.stores import s3_config
 from flexkvd.toml_tables import keys_of
 
 EXAMPLE = Path(__file__).parents[2] / "service" / "flexkvd.example.toml"
@@ -116,3 +117,20 @@ def test_a_token_is_the_first_line_of_its_file(tmp_path: Path) -> None:
     for path in (token, tmp_path / "missing"):
         with pytest.raises(FlexKVError, match="token_file"):
             read_token(str(path), "[api] token_file")
+
+
+@pytest.mark.parametrize(
+    ("word", "url", "signs"),
+    [
+        ("auto", "http://host", True),
+        ("auto", "https://host", False),
+        ("auto", "", False),
+        ("always", "https://host", True),
+        ("never", "http://host", False),
+    ],
+)
+def test_uploads_are_signed_over_their_bytes_only_where_that_is_asked_for(word: str, url: str, signs: bool) -> None:
+    """`auto` signs bodies where no TLS guards them; the other words overrule it."""
+    table = parse_config({"s3": {"bucket": "b", "endpoint_url": url, "sign_payload": word}}).s3
+    assert table is not None
+    assert s3_config(table).signs_payload is signs

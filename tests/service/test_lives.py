@@ -1,5 +1,6 @@
 """How lives end: a killed worker, a drain with work under way, a bug, a start with S3 alone."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -81,11 +82,25 @@ def test_a_drain_lets_tickets_end_and_tells_the_clients(start: Callable[..., Dae
     keys = client.keys(TOKENS)
     client.save(keys, worker.pages(0, 8), worker.memory, ack="ssd")
     assert daemon.stop() == 0
-    assert [type(message) for message in client.poll()] in ([GoingAway], [])
+    told: list[object] = []
+    until(lambda: bool(told.extend(client.poll()) or told), 1.0)  # its watcher may be reading it just now
+    assert [type(message) for message in told] == [GoingAway]
     client.close()
     daemon = start(ssd=ssd)
     with Client(daemon.socket, GEOMETRY) as client:
         until(lambda: client.match(keys).length == 8)
+
+
+def test_a_drain_waits_for_the_operators_flush(start: Callable[..., DaemonThread], tmp_path: Path) -> None:
+    """A flush that was asked for over the API before the signal is finished and answered."""
+    (tmp_path / "ssd").mkdir()
+    daemon = start(ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}, planner={"clean_ahead": 0.0})
+    with Client(daemon.socket, GEOMETRY) as client:
+        worker = Worker(client)
+        client.save(client.keys(TOKENS), worker.pages(0, 8), worker.memory).wait(timeout_s=5)
+    flush = daemon.call(lambda: asyncio.ensure_future(daemon.daemon.operator.flush("ssd", 5.0)))
+    assert daemon.stop() == 0
+    assert flush.result() == {"stored": 8, "detail": ""}
 
 
 def test_a_draining_daemon_admits_nothing_new(start: Callable[..., DaemonThread]) -> None:
@@ -168,6 +183,48 @@ def test_blocks_come_back_from_s3_alone(
         assert worker.block_bytes(15) == expected
 
 
+def s3_tables(server: S3Server, tmp_path: Path, drain_s: float) -> dict[str, dict[str, object]]:
+    return {
+        "daemon": {"drain_s": drain_s},
+        "api": {"socket": str(tmp_path / "admin.sock")},
+        "s3": {"bucket": "flexkv", "endpoint_url": server.endpoint_url, "region": "us-east-1"},
+    }
+
+
+@pytest.mark.timing
+def test_an_idle_daemon_ends_at_once(start: Callable[..., DaemonThread], tmp_path: Path, credentials: S3Server) -> None:
+    """With API and S3 and nothing to do, neither uvicorn nor a byte worker makes anybody wait."""
+    daemon = start(**s3_tables(credentials, tmp_path, drain_s=20.0))
+    until(lambda: bool(daemon.call(daemon.daemon.operator.readiness)["ready"]))
+    begun = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - begun < 1.0
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("saves", [0, 8])
+def test_a_server_that_hangs_does_not_hold_up_the_end(
+    start: Callable[..., DaemonThread], tmp_path: Path, credentials: S3Server, saves: int
+) -> None:
+    """A listing or an upload that gets no answer is cut off when the drain is over: at once if nobody waits for it."""
+    drain_s = 0.5
+    daemon = start(**s3_tables(credentials, tmp_path, drain_s))
+    if saves:
+        until(lambda: bool(daemon.call(daemon.daemon.operator.readiness)["ready"]))
+    credentials.suspend()
+    try:
+        client = Client(daemon.socket, GEOMETRY)
+        worker = Worker(client)
+        if saves:
+            client.save(client.keys(TOKENS), worker.pages(0, saves), worker.memory, ack="s3")
+        begun = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - begun < drain_s + 1.0
+        client.close()
+    finally:
+        credentials.resume()
+
+
 def test_a_missing_bucket_ends_the_daemon(tmp_path: Path, credentials: S3Server) -> None:
     """Waiting does not cure a bucket that does not exist: the daemon stops with the coded error."""
     s3: dict[str, object] = {"bucket": "nowhere", "endpoint_url": credentials.endpoint_url, "region": "us-east-1"}
@@ -175,4 +232,5 @@ def test_a_missing_bucket_ends_the_daemon(tmp_path: Path, credentials: S3Server)
     daemon.join()
     assert isinstance(daemon.failure, FlexKVError)
     assert daemon.failure.code is ErrorCode.S3_BUCKET_MISSING
-    assert "s3.bucket" in daemon.failure.message
+    named = ("s3://nowhere/flexkv", "s3.bucket", "s3.region", "s3.endpoint_url")
+    assert [word for word in named if word not in daemon.failure.message] == []

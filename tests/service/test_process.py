@@ -105,6 +105,16 @@ def test_sigterm_drains_and_sigkill_loses_only_what_was_not_acknowledged(spawn: 
     assert "Traceback" not in process.log.read_text()
 
 
+@pytest.mark.timing
+def test_the_socket_answers_within_a_second_of_the_start(spawn: Callable[[], Process]) -> None:
+    """From exec to a greeted client, and a signal that comes then is already a drain."""
+    begun = time.monotonic()
+    process = spawn()
+    with Client(process.socket, GEOMETRY):
+        assert time.monotonic() - begun < 1.0
+        assert process.end(signal.SIGTERM) == 0
+
+
 def test_sighup_changes_nothing(spawn: Callable[[], Process]) -> None:
     """SIGHUP is logged and the daemon serves on."""
     process = spawn()

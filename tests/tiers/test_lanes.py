@@ -81,8 +81,8 @@ def worker() -> Iterator[Worker]:
 def task_of(worker: Worker, direction: Direction, rows: list[list[int]], chunk: int = 0) -> CopyTask:
     """A copy of one block per row of pages; block i has key i and frame i."""
     keys = [block.to_bytes(16, "big") for block in range(len(rows))]
-    frames = [block * FRAME_PAGES for block in range(len(rows))]
-    return CopyTask(direction, worker.memory, chunk, keys, frames, np.array(rows, np.uint32))
+    frames = [(block * FRAME_PAGES,) * GEOMETRY.chunk_count for block in range(len(rows))]
+    return CopyTask(direction, worker.memory, [chunk], keys, frames, np.array(rows, np.uint32))
 
 
 def copy_out_and_in(
@@ -92,10 +92,10 @@ def copy_out_and_in(
     before = worker.bytes[:]
     for chunk, length in enumerate(GEOMETRY.chunk_bytes):
         task = task_of(worker, Direction.OUT_OF_WORKER, rows, chunk)
-        for frame in task.frames:
+        for frame, *_ in task.frames:
             arena.view(frame, length)[:] = b"\xee" * length
         assert asyncio.run(lanes.copy(task, Priority.SAVE)) == [None] * len(rows)
-        for key, frame, pages in zip(task.keys, task.frames, rows, strict=True):
+        for key, (frame, *_), pages in zip(task.keys, task.frames, rows, strict=True):
             expected = stored_chunk(GEOMETRY, worker.message, before, pages, chunk)
             assert bytes(arena.view(frame, length)) == expected
             assert arena.checksum(frame) == chunk_checksum(key, chunk, expected)
@@ -152,7 +152,7 @@ def test_a_load_overtakes_a_demotion(gated: GatedArena, lane: CpuLanes, worker: 
     async def run() -> None:
         demotion = task_of(worker, Direction.OUT_OF_WORKER, [[0, 1]] * 3)
         first, second = (task_of(worker, Direction.INTO_WORKER, [[4, 5]]) for _ in range(2))
-        first.frames, second.frames = [7 * FRAME_PAGES], [8 * FRAME_PAGES]
+        first.frames, second.frames = [(7 * FRAME_PAGES,)], [(8 * FRAME_PAGES,)]
         copies = [asyncio.create_task(lane.copy(demotion, Priority.DEMOTION))]
         await asyncio.to_thread(gated.reached.acquire)  # its first block is being copied
         copies += [asyncio.create_task(lane.copy(task, Priority.LOAD)) for task in (first, second)]
@@ -219,7 +219,7 @@ def spoil_page(task: CopyTask) -> None:
 
 
 def spoil_frame(task: CopyTask) -> None:
-    task.frames[1] = FRAME_COUNT * FRAME_PAGES
+    task.frames[1] = (FRAME_COUNT * FRAME_PAGES,) * GEOMETRY.chunk_count
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,25 @@ def test_a_copy_that_fails_is_a_fault_of_its_block_alone(
     spoil(task)
     assert asyncio.run(lanes.copy(task, Priority.LOAD)) == faults
     assert lanes.running(worker.memory) == 0
+
+
+def test_several_chunks_of_a_block_go_together(arena: Arena, lanes: CpuLanes, worker: Worker) -> None:
+    """One copy brings all chunks it names into their own frames, and no other; a fault is the block's as a whole."""
+    rows, chunks = [[0, 1], [4, 9]], [0, 2, 3]
+    keys = [block.to_bytes(16, "big") for block in range(2)]
+    frames = [tuple((block * 4 + chunk) * FRAME_PAGES for chunk in range(4)) for block in range(2)]
+    for number, length in ((frame, GEOMETRY.chunk_bytes[chunk]) for each in frames for chunk, frame in enumerate(each)):
+        arena.view(number, length)[:] = b"\xee" * length
+    task = CopyTask(Direction.OUT_OF_WORKER, worker.memory, chunks, keys, frames, np.array(rows, np.uint32))
+    assert asyncio.run(lanes.copy(task, Priority.SAVE)) == [None, None]
+    for key, each, pages in zip(keys, frames, rows, strict=True):
+        for chunk, frame in enumerate(each):
+            content = bytes(arena.view(frame, GEOMETRY.chunk_bytes[chunk]))
+            expected = stored_chunk(GEOMETRY, worker.message, worker.bytes[:], pages, chunk)
+            assert content == (expected if chunk in chunks else b"\xee" * len(content))
+            assert chunk not in chunks or arena.checksum(frame) == chunk_checksum(key, chunk, expected)
+    spoil_page(task)
+    assert asyncio.run(lanes.copy(task, Priority.SAVE)) == [None, Fault.MEMORY]
 
 
 def test_faults_and_bytes_are_counted(arena: Arena, worker: Worker) -> None:
@@ -273,7 +292,7 @@ def test_a_hole_in_worker_memory_reads_as_zeros_and_fills_again(arena: Arena, la
     copy_out_and_in(arena, lanes, worker, rows, rows)
     punch_hole(worker.descriptor, 0, worker.message.bytes)
     task = task_of(worker, Direction.INTO_WORKER, rows)
-    for frame in task.frames:
+    for frame, *_ in task.frames:
         arena.view(frame, GEOMETRY.chunk_bytes[0])[:] = b"\x55" * GEOMETRY.chunk_bytes[0]
     assert not any(asyncio.run(lanes.copy(task, Priority.LOAD)))
     stored = stored_chunk(GEOMETRY, worker.message, worker.bytes[:], rows[-1], 0)
@@ -334,7 +353,9 @@ def test_many_copies_share_the_lanes(arena: Arena, lanes: CpuLanes) -> None:
         pages = random.sample(range(PAGE_COUNT), 2)
         key, frame = number.to_bytes(16, "big"), number * FRAME_PAGES
         table = np.array([pages], np.uint32)
-        task = CopyTask(Direction.OUT_OF_WORKER, worker.memory, chunk, [key], [frame], table)
+        task = CopyTask(
+            Direction.OUT_OF_WORKER, worker.memory, [chunk], [key], [(frame,) * GEOMETRY.chunk_count], table
+        )
         assert await lanes.copy(task, random.choice(list(Priority))) == [None]
         expected = stored_chunk(GEOMETRY, worker.message, worker.bytes[:], pages, chunk)
         assert arena.checksum(frame) == chunk_checksum(key, chunk, expected)

@@ -192,6 +192,7 @@ def test_a_bucket_that_cannot_be_used_is_a_coded_error(frames, config, monkeypat
     with pytest.raises(FlexKVError, match=setting) as caught:
         run(S3Store(replace(config, **change), frames.arena), scene)
     assert caught.value.code is code
+    assert f"s3://{change.get('bucket', 'flexkv')}/" in caught.value.message
 
 
 def test_a_store_whose_start_failed_recovers_by_itself(frames, config):

@@ -26,6 +26,7 @@ from flexkvd.cli.admin import AdminClient
 MIB = 1 << 20
 START_S_MAX = 60.0
 STOP_S_MAX = 30.0
+LOOPBACK_NAMES = ("127.0.0.1", "::1", "localhost")
 _POLL_S = 0.01
 _LOG_LINES = 5
 _PLAIN = re.compile(r"[\w.:/\[\]%~-]+")  # nothing that would end a TOML string
@@ -45,7 +46,7 @@ class SpawnedDaemon:
     """A running flexkvd; `with` ends it."""
 
     def __init__(self, sizes: Sizes, environment: Mapping[str, str] | None = None) -> None:
-        template = _template(sizes)  # refuses what cannot be before anything is made
+        template = config_template(sizes)  # refuses what cannot be before anything is made
         self._folder = tempfile.TemporaryDirectory(prefix="flexkv-")
         folder = Path(self._folder.name)
         self.socket = str(folder / "worker.sock")
@@ -114,7 +115,7 @@ class SpawnedDaemon:
         return " / ".join(lines[-_LOG_LINES:]) or "it said nothing"
 
 
-def _template(sizes: Sizes) -> Template:
+def config_template(sizes: Sizes) -> Template:
     """The configuration, with `$folder` for where its files go. Raises FlexKVError (`bad_argument`)."""
     if sizes.dram_bytes < MIB or sizes.dram_bytes % MIB:
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"--dram-bytes {sizes.dram_bytes}: choose a multiple of 1 MiB")
@@ -129,7 +130,9 @@ def _template(sizes: Sizes) -> Template:
         tables.append(f'[ssd]\ndirectory = "$folder/ssd"\nbytes = {sizes.ssd_bytes}\n')
     if sizes.s3_url is not None:
         endpoint, bucket, prefix = split_s3_url(sizes.s3_url)
-        tables.append(f'[s3]\nendpoint_url = "{endpoint}"\nbucket = "{bucket}"\nprefix = "{prefix}"\n')
+        sign = "never" if urlsplit(endpoint).hostname in LOOPBACK_NAMES else "auto"  # nobody listens in on loopback
+        place = f'endpoint_url = "{endpoint}"\nbucket = "{bucket}"\nprefix = "{prefix}"\n'
+        tables.append(f'[s3]\n{place}sign_payload = "{sign}"\n')
     return Template("\n".join(tables))
 
 

@@ -1,11 +1,13 @@
 """What every kind of copy lane promises, and the work it is given.
 
-The executor hands over one chunk of many blocks at a time and awaits the outcome. A lane moves bytes
+The executor hands over one chunk of many blocks at a time, or several chunks of small ones, and awaits the
+outcome. A lane moves bytes
 and decides nothing: frames are reserved and pages checked before it hears of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -23,7 +25,7 @@ class Direction(Enum):
 
 @dataclass(slots=True)
 class CopyTask:
-    """Chunk `chunk` of some blocks: `keys[i]` lies in `frames[i]` and in the worker's `pages[i]`.
+    """Some chunks of some blocks: chunk c of `keys[i]` lies in `frames[i][c]`, the block in the worker's `pages[i]`.
 
     `pages` comes from `memory.page_table`. Out of the worker, a frame's padding is zeroed and its
     checksum computed and set in the arena.
@@ -31,10 +33,15 @@ class CopyTask:
 
     direction: Direction
     memory: WorkerMemory
-    chunk: int
+    chunks: Sequence[int]
     keys: list[bytes]
-    frames: list[int]
+    frames: list[tuple[int, ...]]
     pages: PageTable
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all these chunks of one block."""
+        return sum(self.memory.chunk_bytes[chunk] for chunk in self.chunks)
 
 
 class Lanes(Protocol):

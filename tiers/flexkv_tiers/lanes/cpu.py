@@ -88,7 +88,7 @@ class CpuLanes:
             return [Fault.DOWN] * count
         if not count:
             return []
-        blocks_per_unit = max(1, self._unit_bytes // task.memory.chunk_bytes[task.chunk])
+        blocks_per_unit = max(1, self._unit_bytes // task.block_bytes)
         starts = range(0, count, blocks_per_unit)
         job = _Job(task, asyncio.get_running_loop().create_future(), len(starts), [None] * count)
         self._jobs.add(job)
@@ -152,7 +152,7 @@ class CpuLanes:
 
     def _count(self, job: _Job) -> None:
         good = job.faults.count(None)
-        self._counters.bytes_copied[job.task.direction] += good * job.task.memory.chunk_bytes[job.task.chunk]
+        self._counters.bytes_copied[job.task.direction] += good * job.task.block_bytes
         for fault in filter(None, job.faults):
             self._counters.faults[fault] = self._counters.faults.get(fault, 0) + 1
 
@@ -173,28 +173,30 @@ def _copy_unit(arena: Arena, unit: _Unit) -> None:
     rows = task.pages[unit.start : unit.end].tolist()
     for block, pages in enumerate(rows, unit.start):
         try:
-            _copy_block(arena, task, block, pages)
+            for chunk in task.chunks:
+                _copy_chunk(arena, task, block, chunk, pages)
         except TierFault as fault:
             faults[block] = fault.fault
         except Exception:
-            _log.exception("a copy of chunk %d failed", task.chunk)
+            _log.exception("a copy of chunks %s failed", list(task.chunks))
             faults[block] = Fault.INTERNAL
 
 
-def _copy_block(arena: Arena, task: CopyTask, block: int, pages: list[int]) -> None:
-    frame = arena.view(task.frames[block], task.memory.chunk_bytes[task.chunk])
+def _copy_chunk(arena: Arena, task: CopyTask, block: int, chunk: int, pages: list[int]) -> None:
+    number = task.frames[block][chunk]
+    frame = arena.view(number, task.memory.chunk_bytes[chunk])
     for run in page_runs(pages):
-        _copy_run(frame, task, run)
+        _copy_run(frame, task, chunk, run)
     if task.direction is Direction.OUT_OF_WORKER:
-        payload_bytes = task.memory.chunk_payload_bytes[task.chunk]
+        payload_bytes = task.memory.chunk_payload_bytes[chunk]
         frame[payload_bytes:] = bytes(len(frame) - payload_bytes)
         # Now, while the chunk is still in the core's cache.
-        arena.set_checksum(task.frames[block], chunk_checksum(task.keys[block], task.chunk, frame))
+        arena.set_checksum(number, chunk_checksum(task.keys[block], chunk, frame))
 
 
-def _copy_run(frame: memoryview, task: CopyTask, run: PageRun) -> None:
+def _copy_run(frame: memoryview, task: CopyTask, chunk: int, run: PageRun) -> None:
     """One strided copy per strand: layers × pages × bytes, whatever lies between them on either side."""
-    for strand in task.memory.strands[task.chunk]:
+    for strand in task.memory.strands[chunk]:
         outside = task.memory.view(strand, run)
         inside: np.ndarray[tuple[int, int, int], np.dtype[np.uint8]] = np.ndarray(
             outside.shape,

@@ -135,6 +135,7 @@ def tier_fault(failure: Failed) -> TierFault:
     return TierFault(FAULT_OF[failure.trouble], explained(failure))
 
 
-def start_error(failure: Failed) -> FlexKVError:
-    """Why the tier cannot start, as the coded error a person meets."""
-    return FlexKVError(_CODE.get(failure.trouble, ErrorCode.S3_UNREACHABLE), explained(failure))
+def start_error(failure: Failed, place: str) -> FlexKVError:
+    """Why the tier at `place` (bucket and prefix) cannot start, as the coded error a person meets."""
+    code = _CODE.get(failure.trouble, ErrorCode.S3_UNREACHABLE)
+    return FlexKVError(code, f"{place} cannot be used: {explained(failure)}")

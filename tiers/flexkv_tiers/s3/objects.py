@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import msgspec
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
+from botocore.handlers import add_expect_header
 
 from flexkv_py.core.messages import BlockName
 from flexkv_py.geometry import ALIGN_BYTES
@@ -45,6 +46,13 @@ from flexkv_tiers.s3.names import listing_prefix, parse_object_name
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
     from mypy_boto3_s3 import S3Client
+
+
+SEND_BYTES_MAX = 256 * 1024
+"""Small parts of a record are sent together up to this size: ten sends of 4 KiB cost more than boto3 itself."""
+ASK_BYTES_MIN = 256 * 1024
+"""Uploads from here on ask first whether the server takes them (100-continue); for others that costs more than it
+saves, and servers read that much of a body they refuse."""
 
 
 class Objects:
@@ -167,8 +175,8 @@ class _AttemptFailed(Exception):
 class _Record:
     """A record as the body of an upload: file-like enough for boto3, without joining its parts.
 
-    `read` hands out one whole part, whatever size is asked for: urllib3 asks for 16 KiB and sends what
-    it is given, and a send per chunk costs less than twenty.
+    `read` hands out whole parts, small ones joined, whatever size is asked for: urllib3 asks for 16 KiB
+    and sends what it is given.
     """
 
     def __init__(self, parts: list[memoryview], call: Call) -> None:
@@ -182,10 +190,11 @@ class _Record:
     def read(self, _size: int = -1) -> memoryview | bytes:
         if self._call.stopped:
             raise _AttemptFailed(Trouble.STOPPED, "stopped in mid-upload")
-        if self._next == len(self._parts):
-            return b""
-        self._next += 1
-        return self._parts[self._next - 1]
+        rest = self._parts[self._next :]
+        fitting = sum(end <= SEND_BYTES_MAX for end in accumulate(len(part) for part in rest))
+        run = rest[: max(1, fitting)]
+        self._next += len(run)
+        return run[0] if len(run) == 1 else b"".join(run)
 
     def tell(self) -> int:
         return sum(len(part) for part in self._parts[: self._next])
@@ -220,7 +229,7 @@ class _Listing:
 
 
 def _open_client(config: S3Config) -> S3Client:
-    return boto3.client(
+    client = boto3.client(
         "s3",
         endpoint_url=config.endpoint_url or None,
         region_name=config.region or None,
@@ -237,6 +246,15 @@ def _open_client(config: S3Config) -> S3Client:
             s3={"addressing_style": config.addressing_style, "payload_signing_enabled": config.signs_payload},
         ),
     )
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    client.meta.events.register("before-call.s3.PutObject", _ask_first_if_large)
+    return client
+
+
+def _ask_first_if_large(params: dict[str, Any], **_: object) -> None:
+    """Do for large uploads what boto3 does for all: hear a refusal before the body is sent."""
+    if len(params["body"]) >= ASK_BYTES_MIN:
+        params["headers"]["Expect"] = "100-continue"
 
 
 def _fill(body: StreamingBody, view: memoryview, call: Call) -> None:
