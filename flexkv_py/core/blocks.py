@@ -62,6 +62,13 @@ class Copy:
         self.older: Copy | None = None
         self.newer: Copy | None = None
 
+    def wait(self, waiter: Waiter) -> None:
+        """Have the waiter told when this FILLING copy ends."""
+        assert self.state is CopyState.FILLING
+        if self.waiters is None:
+            self.waiters = []
+        self.waiters.append(waiter)
+
     @property
     def frames(self) -> tuple[int, ...]:
         """Frame numbers of a DRAM copy, by chunk."""

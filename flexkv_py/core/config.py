@@ -20,6 +20,9 @@ class PlannerConfig:
     s3_bytes: int = 0
     """0 = no limit of ours."""
 
+    recovers: tuple[Tier, ...] = ()
+    """Tiers that tell at start what they still have, and end with RecoveryFinished; a reset waits for that."""
+
     policy: str = "lru"
     admission: str = "always"
     """`always`, or `second-use`: only a block that was used again is written below DRAM."""

@@ -6,15 +6,17 @@ is in DRAM no more is promoted first, so S3 is reached from SSD through DRAM, in
 
 from __future__ import annotations
 
+from collections import deque
+
 from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
 from flexkv_py.core.messages import Outcome, Priority, Tier
 from flexkv_py.core.moves import start_demotion, start_promotion
-from flexkv_py.core.placement import source_below, write_may_start
+from flexkv_py.core.placement import being_reset, source_below, write_may_start
 from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import finish_ticket, settle_key
-from flexkv_py.core.transfers import Demand, Flush, Waiter, WaitFor
+from flexkv_py.core.transfers import Demand, Waiter, WaitFor
 
 DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
@@ -28,11 +30,24 @@ def demand(state: State, block: Block, tier: Tier, ticket: Ticket, position: int
 
 def serve_demands(state: State) -> None:
     """Start what may start now, in order, a bounded number per event."""
+    if state.demands_abandoned:
+        _forget_abandoned(state)
     for tier, waiting in state.demands.items():
         for _ in range(min(len(waiting), DEMANDS_PER_EVENT_MAX)):
             if not _serve(state, tier, waiting[0]):
                 break
             waiting.popleft()
+
+
+def _forget_abandoned(state: State) -> None:
+    """Let go of blocks that only tickets which are over have asked for; held for nobody, they would block others."""
+    state.demands_abandoned = False
+    for tier, waiting in state.demands.items():
+        abandoned = [want for want in waiting if want.ticket is not None and want.ticket.over]
+        if abandoned:
+            state.demands[tier] = deque(want for want in waiting if want.ticket is None or not want.ticket.over)
+            for want in abandoned:
+                finish_demand(state, want, ok=False)
 
 
 def _serve(state: State, tier: Tier, want: Demand) -> bool:
@@ -43,10 +58,13 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
         finish_demand(state, want, ok=True)
         return True
     if target is not None and target.state is CopyState.FILLING:
-        _wait_on(target, want)
+        target.wait(Waiter(WaitFor.DEMAND, demand=want))
         return True
     if not level.accepts or not block.ready or block.index.closed:
         finish_demand(state, want, ok=False, why=level.down_reason or "the block was lost meanwhile")
+        return True
+    if being_reset(state, block):
+        finish_demand(state, want, ok=False, why="the namespace is being reset, and its old records are not gone yet")
         return True
     if target is not None or not write_may_start(state, level):
         return False
@@ -55,6 +73,8 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
 
 def _stage(state: State, tier: Tier, want: Demand) -> bool:
     block, dram = want.block, want.block.dram
+    if make_room(state, state.levels[tier], block.index) is not Room.NOW:
+        return False  # before anything is promoted for it: two demands would push each other out of DRAM
     if dram is None:
         source = source_below(state, block)
         if source is None or block.index.spec is None:
@@ -67,21 +87,12 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
             return False
         dram = start_promotion(state, block, source, frames, Priority.WRITE_BEHIND)
     if dram.state is CopyState.FILLING:
-        _wait_on(dram, want)
+        dram.wait(Waiter(WaitFor.DEMAND, demand=want))
         return True
-    if make_room(state, state.levels[tier], block.index) is not Room.NOW:
-        return False
-    priority = Priority.WRITE_BEHIND if want.ticket is None else Priority.SAVE
-    _wait_on(start_demotion(state, block, tier, priority), want)
+    priority = Priority.SAVE if want.ticket is not None and want.flush is None else Priority.WRITE_BEHIND
+    start_demotion(state, block, tier, priority).wait(Waiter(WaitFor.DEMAND, demand=want))
     state.tell(block.key, "demote", tier, "demanded")
     return True
-
-
-def _wait_on(copy: Copy, want: Demand) -> None:
-    waiter = Waiter(WaitFor.DEMAND, demand=want)
-    if copy.waiters is None:
-        copy.waiters = []
-    copy.waiters.append(waiter)
 
 
 def demand_heard(state: State, want: Demand, copy: Copy, *, ok: bool, why: str = "") -> None:
@@ -124,7 +135,7 @@ def pump_flushes(state: State) -> None:
             if needs_flush(block, flush.tier):
                 flush.out += 1
                 block.holds += 1
-                state.demands[flush.tier].append(Demand(block, flush.tier, None, 0, flush))
+                state.demands[flush.tier].append(Demand(block, flush.tier, flush.ticket, 0, flush))
         if flush.ticket.over or (not flush.left and not flush.out):
             del state.flushes[flush.ticket.id]
             if not flush.ticket.over:
@@ -138,8 +149,3 @@ def needs_flush(block: Block, tier: Tier) -> bool:
         return False
     copy = block.copy_in(tier)
     return copy is None or copy.state is not CopyState.READY
-
-
-def open_flush(state: State, ticket: Ticket, tier: Tier, blocks: list[Block]) -> None:
-    """Start a flush over a snapshot of blocks."""
-    state.flushes[ticket.id] = Flush(ticket, tier, blocks)

@@ -11,10 +11,11 @@ from flexkv_py.core.messages import (
     Fault,
     Outcome,
     Priority,
+    Tier,
     TransferResult,
     TransfersFinished,
 )
-from flexkv_py.core.moves import evict, free_frames, lose_record, start_reading, unpin
+from flexkv_py.core.moves import drop_record, evict, fail_fill, lose_record, start_reading, unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.room import back_to_order
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
@@ -24,6 +25,11 @@ from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
 
 LOST_FAULTS = (Fault.CORRUPT, Fault.MISSING)
 """Faults that mean the record is worthless: it is dropped, so nobody asks for it again."""
+
+IN_DOUBT_FAULTS = (Fault.IO, Fault.LATE, Fault.INTERNAL)
+"""Faults of a write after which the object may be in the bucket all the same; it has a name, so it can be dropped."""
+
+DROP_PAUSE_NS = 1_000_000_000
 
 
 def on_chunk_landed(state: State, event: ChunkLanded) -> None:
@@ -86,7 +92,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         if copy.readers == 0:
             state.dram.put(copy, cold=not wanted or not block.linked)
         _tell_waiters(state, copy, ok=True)
-        if block.index.closed and copy.readers == 0:
+        if block.index.closed and block.dram is copy and copy.readers == 0:  # else the last waiting load has let it go
             evict(state, copy, "the namespace was reset")
         return
     _source_failed(state, source, result)
@@ -95,13 +101,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         state.tell(block.key, "promote", again.tier, "second source")
         start_reading(state, copy, again, Priority.LOAD)
         return
-    copy.state = CopyState.DROPPED
-    block.dram = None
-    if copy.readers:
-        state.dropped[copy] = None
-    else:
-        free_frames(state, copy)
-    settle(state, block)
+    fail_fill(state, copy)
     _tell_waiters(state, copy, ok=False, why=result.detail or f"promotion failed: {result.fault.value}")
 
 
@@ -131,10 +131,14 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         state.demotion_faults.pop(block, None)
         state.count("demotions", target.tier.name.lower())
         if block.index.closed:
-            lose_record(state, target)
+            evict(state, target, "the namespace was reset")
     else:
-        block.set_copy(target.tier, None)
-        level.used_bytes -= block.index.record_bytes
+        if target.tier is Tier.S3 and result.fault in IN_DOUBT_FAULTS:
+            target.state = CopyState.DROPPED
+            drop_record(state, target)
+        else:
+            block.set_copy(target.tier, None)
+            level.used_bytes -= block.index.record_bytes
         state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         state.count("faults", f"{target.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", target.tier, f"demotion: {result.fault.value}: {result.detail}")
@@ -145,20 +149,25 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 
 def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
-    """The tier has let go of a record, or could not: then its room is missed by the tier, not by us."""
+    """The tier has let go of a record, or could not: then it is asked again, or the record would be back some day."""
     del state.transfers[transfer.id]
     copy, block = transfer.copy, transfer.block
     assert copy.state is CopyState.DROPPED
     level, record_bytes = state.levels[copy.tier], block.index.record_bytes
     level.dropping_bytes -= record_bytes
+    if result.fault is not None:
+        state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
+        state.tell(block.key, "fault", copy.tier, f"drop: {result.fault.value}: {result.detail}")
+        level.undropped.append((state.now_ns + DROP_PAUSE_NS, copy))
+        state.wake_at(state.now_ns + DROP_PAUSE_NS, "pause", int(copy.tier))
+        return
     level.used_bytes -= record_bytes
+    if level.recovering:
+        level.let_go.add(block.name)
     if copy in state.dropped:
         del state.dropped[copy]
     else:
         block.set_copy(copy.tier, None)
-    if result.fault is not None:
-        state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
-        state.tell(block.key, "fault", copy.tier, f"drop: {result.fault.value}: {result.detail}")
     if block.index.blocks.get(block.key) is block:
         settle(state, block)
 

@@ -80,6 +80,8 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
             fills[transfer.copy] += 1
         if transfer.kind is TransferKind.DROP:
             drops[transfer.copy] += 1
+    for level in state.levels.values():
+        drops.update(copy for _, copy in level.undropped)
     for want in _demands(state):
         if want.staged is not None:
             readers[want.staged] += 1

@@ -16,7 +16,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.moves import start_promotion, unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import ever_fits, take_frames
+from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, settle_key
@@ -41,7 +41,7 @@ def on_load(state: State, event: LoadAsked | PrefetchAsked, session: Session) ->
         if ticket.outcomes and ticket.outcomes[position] in (Outcome.MISS, Outcome.FAILED):
             _cut(state, ticket, position)
             break
-    hand_out(state, ticket, copies, index.full_mask)
+    hand_out(state, ticket, copies)
 
 
 def _resident(ticket: Ticket, position: int) -> bool:
@@ -81,7 +81,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         frames = take_frames(state, index)
         unpin(state, source)
         if frames is None:
-            if ever_fits(state, index):
+            if state.frames.fits(index.frame_pages, index.chunk_count):
                 return False
             ticket.detail = "one block is larger than the DRAM arena"
             settle_key(state, ticket, position, Outcome.FAILED)
@@ -101,7 +101,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         state.touch(dram)
         settle_key(state, ticket, position, Outcome.PRESENT, Tier.DRAM)
     else:
-        _wait_on(dram, Waiter(WaitFor.PREFETCH, ticket, position))
+        dram.wait(Waiter(WaitFor.PREFETCH, ticket, position))
     return True
 
 
@@ -118,20 +118,16 @@ def _join_load(state: State, ticket: Ticket, position: int, dram: Copy, copies: 
         transfer.running, transfer.handed = 1, full
         copies.append(BlockCopy(transfer.id, position, block.key, dram.frames))
         return
-    _wait_on(dram, Waiter(WaitFor.LOAD, ticket, position, transfer))
+    dram.wait(Waiter(WaitFor.LOAD, ticket, position, transfer))
     if dram.present:
         copy_chunks(state, transfer, dram.present)
 
 
-def _wait_on(copy: Copy, waiter: Waiter) -> None:
-    if copy.waiters is None:
-        copy.waiters = []
-    copy.waiters.append(waiter)
-
-
-def hand_out(state: State, ticket: Ticket, copies: list[BlockCopy], chunks: int) -> None:
-    """One instruction for all blocks of a ticket that can be copied now."""
+def hand_out(state: State, ticket: Ticket, copies: list[BlockCopy], chunks: int = 0) -> None:
+    """One instruction for all blocks of a ticket that can be copied now; all chunks unless told which."""
     if copies:
+        assert ticket.index is not None
+        chunks = chunks or ticket.index.full_mask
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.SAVE
         copies_of = StartCopies(ticket.session, ticket.id, ticket.kind, copies, chunks, priority, ticket.deadline_ns)
         state.out.append(copies_of)
@@ -201,6 +197,4 @@ def serve_room_loads(state: State) -> None:
         state.room_loads.popleft()
         if not ticket.over and ticket.outcomes[position] in (Outcome.MISS, Outcome.FAILED):
             _cut(state, ticket, position)
-        if copies:
-            assert ticket.index is not None
-            hand_out(state, ticket, copies, ticket.index.full_mask)
+        hand_out(state, ticket, copies)

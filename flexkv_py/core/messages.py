@@ -193,6 +193,14 @@ class BlocksFound:
 
 
 @dataclass(slots=True)
+class RecoveryFinished:
+    """Everything the tier had at start has been told by BlocksFound."""
+
+    tier: Tier
+    now_ns: int
+
+
+@dataclass(slots=True)
 class TierChanged:
     """A tier went down whole, or came back."""
 
@@ -230,6 +238,7 @@ Event = (
     | ChunkLanded
     | TransfersFinished
     | BlocksFound
+    | RecoveryFinished
     | TierChanged
     | DrainStarted
     | TimePassed
@@ -348,16 +357,6 @@ class EndSession:
 
 Instruction = StartMove | StartCopies | MatchAnswered | TicketFinished | RequestDone | RequestRefused | EndSession
 
-__all__ = [
-    "BlockName",
-    "Fault",
-    "MoveKind",
-    "NamespaceSpec",
-    "Outcome",
-    "Priority",
-    "SaveHints",
-    "StoryEvent",
-    "TicketKind",
-    "Tier",
-]
+__all__ = ["BlockName", "Fault", "MoveKind", "NamespaceSpec", "Outcome"]
+__all__ += ["Priority", "SaveHints", "StoryEvent", "TicketKind", "Tier"]
 """Re-exported words; everything defined here is public as well."""

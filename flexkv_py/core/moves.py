@@ -9,6 +9,7 @@ from __future__ import annotations
 from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
+from flexkv_py.core.placement import judge
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer, TransferKind
 
@@ -26,6 +27,17 @@ def free_frames(state: State, copy: Copy) -> None:
     assert copy.readers == 0
     assert isinstance(copy.place, bytes)
     state.frames.give(copy.block.index.frame_pages, copy.place)
+
+
+def fail_fill(state: State, copy: Copy) -> None:
+    """A FILLING DRAM copy comes to nothing; loads may still read the chunks that have landed."""
+    copy.state = CopyState.DROPPED
+    copy.block.dram = None
+    if copy.readers:
+        state.dropped[copy] = None
+    else:
+        free_frames(state, copy)
+    settle(state, copy.block)
 
 
 def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
@@ -75,9 +87,21 @@ def lose_record(state: State, copy: Copy) -> None:
     if copy.queue is not None:
         state.levels[copy.tier].take_out(copy)
     copy.state = CopyState.DROPPED
+    _uncover(state, copy.block)
     if copy.readers == 0:
         drop_record(state, copy)
     settle(state, copy.block)
+
+
+def _uncover(state: State, block: Block) -> None:
+    """A copy that stood ready to go because of the record below may not go any more.
+
+    It would otherwise block the head of the line, be written again, and so push out the next record.
+    """
+    for copy in (block.dram, block.ssd):
+        if copy is not None and copy.queue is state.levels[copy.tier].reclaimable and not judge(state, copy).may_go:
+            state.levels[copy.tier].take_out(copy)
+            state.levels[copy.tier].policy.cool(copy)
 
 
 def drop_record(state: State, copy: Copy) -> None:
@@ -109,18 +133,9 @@ def start_reading(state: State, copy: Copy, source: Copy, priority: Priority) ->
     transfer = Transfer(state.next_transfer_id(), TransferKind.PROMOTE, block, copy, source)
     state.new_transfer(transfer)
     state.promotions += 1
+    frames, cut = copy.frames, spec.chunk_bytes
     state.out.append(
-        StartMove(
-            transfer.id,
-            MoveKind.PROMOTE,
-            source.tier,
-            block.name,
-            source.location,
-            copy.frames,
-            spec.chunk_bytes,
-            priority,
-            0,
-        )
+        StartMove(transfer.id, MoveKind.PROMOTE, source.tier, block.name, source.location, frames, cut, priority, 0)
     )
 
 
@@ -138,17 +153,6 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     level.writes += 1
     transfer = Transfer(state.next_transfer_id(), TransferKind.DEMOTE, block, source, target, uses=block.uses)
     state.new_transfer(transfer)
-    state.out.append(
-        StartMove(
-            transfer.id,
-            MoveKind.DEMOTE,
-            tier,
-            block.name,
-            0,
-            source.frames,
-            spec.chunk_bytes,
-            priority,
-            0,
-        )
-    )
+    frames, cut = source.frames, spec.chunk_bytes
+    state.out.append(StartMove(transfer.id, MoveKind.DEMOTE, tier, block.name, 0, frames, cut, priority, 0))
     return target

@@ -29,7 +29,7 @@ def judge(state: State, copy: Copy) -> Verdict:
     block = copy.block
     if is_below(block, copy.tier):
         return Verdict.COVERED
-    accepts = any(level.accepts for level in state.below if level.tier > copy.tier)
+    accepts = any(level.accepts for level in state.below if level.tier > copy.tier) and not being_reset(state, block)
     alone = not any(other is not copy and other.state is CopyState.READY for other in block.copies())
     if block.holds and alone:
         return Verdict.WRITE if accepts else Verdict.HELD
@@ -60,6 +60,11 @@ def is_below(block: Block, tier: Tier) -> bool:
     return tier is Tier.DRAM and ssd is not None and ssd.state is CopyState.READY
 
 
+def being_reset(state: State, block: Block) -> bool:
+    """Whether a reset of the block's namespace is still at work below: then nothing new is written there."""
+    return any(reset.namespace == block.index.namespace for reset in state.resets)
+
+
 def source_below(state: State, block: Block, tier: Tier = Tier.DRAM) -> Copy | None:
     """The fastest READY copy below `tier` whose own tier is up."""
     for copy in (block.ssd, block.s3):
@@ -71,7 +76,13 @@ def source_below(state: State, block: Block, tier: Tier = Tier.DRAM) -> Copy | N
 
 
 def write_may_start(state: State, level: Level) -> bool:
-    """Whether another demotion may be handed to this tier now."""
+    """Whether another demotion may be handed to this tier now.
+
+    Not to an SSD whose recovery still runs: a block written anew before its old record is met would
+    lie there twice.
+    """
+    if level.recovering and level.tier is Tier.SSD:
+        return False
     return (
         level.accepts and level.writes < state.config.demotions_in_flight_max and level.pause_until_ns <= state.now_ns
     )

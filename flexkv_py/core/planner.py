@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from flexkv_py.core import recovery
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.demands import open_flush, pump_flushes, serve_demands
+from flexkv_py.core.demands import pump_flushes, serve_demands
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
 from flexkv_py.core.loading import on_load, serve_room_loads
@@ -30,6 +32,7 @@ from flexkv_py.core.messages import (
     NamespaceReset,
     Outcome,
     PrefetchAsked,
+    RecoveryFinished,
     RequestDone,
     SaveAsked,
     SessionClosed,
@@ -42,12 +45,12 @@ from flexkv_py.core.messages import (
     TimePassed,
     TransfersFinished,
 )
-from flexkv_py.core.recovery import introduce, namespace_blocks, on_blocks_found, on_reset, on_tier_changed, pump_resets
 from flexkv_py.core.room import clean_ahead
 from flexkv_py.core.saving import on_save, serve_room_saves, throttle_waiting
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_session_tickets, finish_ticket, open_ticket, refuse
+from flexkv_py.core.transfers import Flush
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
 
@@ -69,13 +72,14 @@ class Planner:
             FlushAsked: self._on_flush,
             TicketCancelled: self._on_cancelled,
             LeaseReleased: self._on_released,
-            NamespaceReset: self._on_reset,
-            ChunkLanded: self._on_chunk_landed,
-            TransfersFinished: self._on_transfers_finished,
-            BlocksFound: self._on_blocks_found,
-            TierChanged: self._on_tier_changed,
+            NamespaceReset: partial(recovery.on_reset, self.state),
+            ChunkLanded: partial(on_chunk_landed, self.state),
+            TransfersFinished: partial(on_transfers_finished, self.state),
+            BlocksFound: partial(recovery.on_blocks_found, self.state),
+            RecoveryFinished: partial(recovery.on_recovery_finished, self.state),
+            TierChanged: partial(recovery.on_tier_changed, self.state),
             DrainStarted: self._on_drain,
-            TimePassed: self._on_time,
+            TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
 
     def handle(self, event: Event) -> list[Instruction]:
@@ -95,6 +99,7 @@ class Planner:
         slices_left = (
             bool(state.relink)
             or any(reset.left for reset in state.resets)
+            or any(level.drops_due(state.now_ns) for level in state.below)
             or any(flush.hungry(state.config.flush_in_flight_max) for flush in state.flushes.values())
         )
         if slices_left:
@@ -145,8 +150,9 @@ class Planner:
         state = self.state
         if state.relink:
             relink_slice(state)
+        recovery.drop_again(state)
         if state.resets:
-            pump_resets(state)
+            recovery.pump_resets(state)
         if state.room_loads:
             serve_room_loads(state)
         serve_demands(state)
@@ -183,7 +189,7 @@ class Planner:
             return
         assert event.session not in state.sessions
         state.sessions[event.session] = Session(event.session, event.namespace.digest, event.shard, event.namespace)
-        introduce(state, state.index(event.namespace.digest, event.shard), event.namespace)
+        recovery.introduce(state, state.index(event.namespace.digest, event.shard), event.namespace)
 
     def _on_session_closed(self, event: SessionClosed) -> None:
         state = self.state
@@ -206,7 +212,7 @@ class Planner:
 
     def _session(self, number: int) -> Session:
         session = self.state.sessions[number]
-        introduce(self.state, self.state.index(session.namespace, session.shard), session.spec)
+        recovery.introduce(self.state, self.state.index(session.namespace, session.shard), session.spec)
         return session
 
     def _on_flush(self, event: FlushAsked) -> None:
@@ -217,7 +223,8 @@ class Planner:
             return
         ticket = Ticket(event.ticket, event.session, TicketKind.FLUSH, [], None, event.deadline_ns, [], 0)
         if open_ticket(state, ticket):
-            open_flush(state, ticket, event.to_tier, namespace_blocks(state, event.namespace))
+            blocks = recovery.namespace_blocks(state, event.namespace)
+            state.flushes[ticket.id] = Flush(ticket, event.to_tier, blocks)
 
     def _on_cancelled(self, event: TicketCancelled) -> None:
         ticket = self.state.tickets.get(event.ticket)
@@ -234,23 +241,5 @@ class Planner:
         let_go(self.state, session, lease)
         self.state.out.append(RequestDone(event.session, event.request))
 
-    def _on_reset(self, event: NamespaceReset) -> None:
-        on_reset(self.state, event)
-
-    def _on_chunk_landed(self, event: ChunkLanded) -> None:
-        on_chunk_landed(self.state, event)
-
-    def _on_transfers_finished(self, event: TransfersFinished) -> None:
-        on_transfers_finished(self.state, event)
-
-    def _on_blocks_found(self, event: BlocksFound) -> None:
-        on_blocks_found(self.state, event)
-
-    def _on_tier_changed(self, event: TierChanged) -> None:
-        on_tier_changed(self.state, event)
-
     def _on_drain(self, _: DrainStarted) -> None:
         self.state.draining = True
-
-    def _on_time(self, _: TimePassed) -> None:
-        """Deadlines are looked at after every event."""

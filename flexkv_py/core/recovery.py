@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.links import settle
-from flexkv_py.core.messages import BlocksFound, NamespaceReset, NamespaceSpec, RequestDone, Tier, TierChanged
+from flexkv_py.core.messages import (
+    BlockName,
+    BlocksFound,
+    NamespaceReset,
+    NamespaceSpec,
+    RecoveryFinished,
+    RequestDone,
+    Tier,
+    TierChanged,
+)
 from flexkv_py.core.moves import drop_record, evict
 from flexkv_py.core.room import make_room
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Reset
+from flexkv_py.core.transfers import Reset, TransferKind
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import NamespaceDigest
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
+DROPS_AGAIN_PER_EVENT_MAX = 16
 
 
 def introduce(state: State, index: Index, spec: NamespaceSpec) -> None:
@@ -26,16 +36,19 @@ def _set_record_bytes(state: State, index: Index, record_bytes: int) -> None:
     """The size of an index's records became known, or better known; what is counted follows."""
     more = record_bytes - index.record_bytes
     if more and index.record_bytes:
-        for block in index.blocks.values():
-            for copy in block.copies():
-                if copy.tier is not Tier.DRAM:
-                    state.levels[copy.tier].used_bytes += more
+        strays = [copy for copy in state.dropped if copy.block.index is index]
+        for copy in [copy for block in index.blocks.values() for copy in block.copies()] + strays:
+            if copy.tier is not Tier.DRAM:
+                state.levels[copy.tier].used_bytes += more
+        for transfer in state.transfers.values():
+            if transfer.kind is TransferKind.DROP and transfer.block.index is index:
+                state.levels[transfer.copy.tier].dropping_bytes += more
     index.record_bytes = record_bytes
 
 
 def on_blocks_found(state: State, event: BlocksFound) -> None:
     """Records met at start become READY copies; what cannot be ours is dropped."""
-    index = state.index(event.namespace, event.shard)
+    index = _index_of_found(state, event)
     level = state.levels[event.tier]
     if index.spec is None and event.chunk_bytes:
         introduce(state, index, NamespaceSpec(event.namespace, event.chunk_bytes))
@@ -47,25 +60,52 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
         if block is not None and block.copy_in(event.tier) is not None:
             _drop_second(state, block, event.tier, found.location)
             continue
-        if foreign or (block is not None and block.parent != found.parent):
+        if BlockName(event.namespace, event.shard, found.key, found.parent) in level.let_go:
+            continue
+        if block is not None and block.parent != found.parent:
             state.count("faults", f"{event.tier.name.lower()}_foreign")
             continue
         if block is None:
             block = index.add(found.key, found.parent)
-        copy = Copy(block, event.tier, found.location)
-        copy.state = CopyState.READY
-        copy.present = index.full_mask if index.spec is not None else 0
-        block.set_copy(event.tier, copy)
-        level.used_bytes += index.record_bytes
-        level.put(copy)
-        settle(state, block)
+        copy = _adopt(state, block, event.tier, found.location)
+        if foreign or index.closed:
+            state.count("faults", f"{event.tier.name.lower()}_foreign", int(foreign))
+            evict(state, copy, "the namespace was reset" if index.closed else "a record of another size")
     state.count("found", event.tier.name.lower(), len(event.blocks))
     if level.capacity_bytes and level.used_bytes > level.capacity_bytes:
         make_room(state, level, index)
 
 
+def _index_of_found(state: State, event: BlocksFound) -> Index:
+    """The index records belong to; one that is closed at once, while their namespace is being reset."""
+    reset = next((reset for reset in state.resets if reset.namespace == event.namespace), None)
+    if reset is None:
+        return state.index(event.namespace, event.shard)
+    index = next((index for index in reset.found if index.shard == event.shard), None)
+    if index is None:
+        index = Index(event.namespace, event.shard)
+        index.closed = True
+        reset.found.append(index)
+        reset.indexes.append(index)
+    return index
+
+
+def on_recovery_finished(state: State, event: RecoveryFinished) -> None:
+    """Whatever is in the tier is known now."""
+    state.levels[event.tier].recovering = False
+    state.levels[event.tier].let_go.clear()
+
+
+def drop_again(state: State) -> None:
+    """Ask once more for drops that failed, a bounded number per event, while the tier is up."""
+    for level in state.below:
+        for _ in range(min(len(level.undropped), DROPS_AGAIN_PER_EVENT_MAX)):
+            if level.drops_due(state.now_ns):
+                drop_record(state, level.undropped.popleft()[1])
+
+
 def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
-    """A block written in this life while the last life's record of it was still to be found.
+    """A block of which the tier has another record than the one we know.
 
     On SSD that record takes room of its own and is dropped; in S3 both are one object.
     """
@@ -79,10 +119,23 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
     drop_record(state, second)
 
 
+def _adopt(state: State, block: Block, tier: Tier, location: int) -> Copy:
+    """A record met at start is a READY copy."""
+    index, level = block.index, state.levels[tier]
+    copy = Copy(block, tier, location)
+    copy.state = CopyState.READY
+    copy.present = index.full_mask if index.spec is not None else 0
+    block.set_copy(tier, copy)
+    level.used_bytes += index.record_bytes
+    level.put(copy)
+    settle(state, block)
+    return copy
+
+
 def on_reset(state: State, event: NamespaceReset) -> None:
     """Close the namespace's indexes at once; their copies go in bounded slices."""
     indexes = [state.indexes.pop(at) for at in list(state.indexes) if at[0] == event.namespace]
-    reset = Reset(event.session, event.request, indexes)
+    reset = Reset(event.session, event.request, event.namespace, indexes)
     for index in indexes:
         index.closed = True
         reset.left.extend(index.blocks.values())
@@ -91,15 +144,25 @@ def on_reset(state: State, event: NamespaceReset) -> None:
 
 def pump_resets(state: State) -> None:
     """Let go of what nothing reads; the rest goes when its transfers end. Answer when all is gone."""
+    recovering = any(level.recovering for level in state.below)
     for reset in list(state.resets):
         for _ in range(RESET_BLOCKS_PER_EVENT_MAX):
             if not reset.left:
                 break
             _forget(state, reset.left.pop())
-        if not reset.left and not any(index.blocks for index in reset.indexes):
+        if not reset.left and not recovering and _all_gone(state, reset):
             state.resets.remove(reset)
             if reset.session in state.sessions:
                 state.out.append(RequestDone(reset.session, reset.request))
+
+
+def _all_gone(state: State, reset: Reset) -> bool:
+    """Whether nothing is left of it, nor of an earlier reset of the same namespace."""
+    if any(index.blocks for index in reset.indexes):
+        return False
+    if any(copy.block.index in reset.indexes for copy in state.dropped):
+        return False
+    return next(other for other in state.resets if other.namespace == reset.namespace) is reset
 
 
 def _forget(state: State, block: Block) -> None:

@@ -7,18 +7,21 @@ eviction does not depend on how many candidates there are.
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 
-from flexkv_py.core.blocks import Block, Copy, Index
+from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import evict, start_demotion, unpin
 from flexkv_py.core.placement import Verdict, is_below, judge, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
+from flexkv_py.geometry import ALIGN_BYTES
 
 VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
 CLEAN_PER_EVENT_MAX = 64
 RESERVE_SHARE_MAX = 0.1
+CLEAN_SHARE_MAX = 0.5
 
 
 class Room(Enum):
@@ -45,11 +48,6 @@ def take_frames(state: State, index: Index) -> bytes | None:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
         evict(state, victim, verdict.value)
     return None
-
-
-def ever_fits(state: State, index: Index) -> bool:
-    """Whether the arena could hold one block of this index at all."""
-    return state.frames.fits(index.frame_pages, index.chunk_count)
 
 
 def _victim(state: State) -> tuple[Copy | None, Verdict]:
@@ -134,7 +132,7 @@ def clean_ahead(state: State) -> None:
     if not state.below:
         return
     frames, dram = state.frames, state.dram
-    goal = state.config.clean_ahead * frames.total_pages
+    goal = min(state.config.clean_ahead * frames.total_pages, _room_below(state, dram) / ALIGN_BYTES)
     for _ in range(CLEAN_PER_EVENT_MAX):
         copy = dram.policy.coldest()
         if copy is None:
@@ -150,6 +148,12 @@ def clean_ahead(state: State) -> None:
         _clean_ssd(state, ssd)
 
 
+def _room_below(state: State, level: Level) -> float:
+    """Bytes that may be kept clean: half of what is below, or each record written would push out another's."""
+    below = [lower.capacity_bytes for lower in state.below if lower.tier > level.tier]
+    return sum(below) * CLEAN_SHARE_MAX if all(below) else inf
+
+
 def _clean_ssd(state: State, ssd: Level) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
     copy = ssd.reclaimable.oldest or ssd.policy.coldest()
@@ -160,7 +164,7 @@ def _clean_ssd(state: State, ssd: Level) -> None:
     _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
     if Tier.S3 not in state.levels:
         return
-    goal = state.config.clean_ahead * ssd.capacity_bytes
+    goal = min(state.config.clean_ahead * ssd.capacity_bytes, _room_below(state, ssd))
     for _ in range(CLEAN_PER_EVENT_MAX):
         copy = ssd.policy.coldest()
         if copy is None or ssd.capacity_bytes - ssd.used_bytes + ssd.reclaimable.count * record >= goal:
@@ -188,9 +192,9 @@ def _clean(state: State, level: Level, copy: Copy) -> bool:
 def back_to_order(state: State, copy: Copy, *, still_cold: bool) -> None:
     """A copy whose write below has ended goes back: reclaimable if it is covered and was not used meanwhile."""
     assert copy.readers > 0
-    copy.readers -= 1
-    if copy.readers == 0 and still_cold and is_below(copy.block, copy.tier) and not copy.block.index.closed:
+    ready = copy.state is CopyState.READY and not copy.block.index.closed  # it may have been lost meanwhile
+    if ready and copy.readers == 1 and still_cold and is_below(copy.block, copy.tier):
+        copy.readers = 0
         state.levels[copy.tier].reclaimable.push_newest(copy)
         return
-    copy.readers += 1
     unpin(state, copy, cold=still_cold)

@@ -7,8 +7,8 @@ from flexkv_py.core.demands import demand
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import hand_out
 from flexkv_py.core.messages import BlockCopy, Outcome, SaveAsked, SaveHints, TicketKind, Tier, TransferResult
-from flexkv_py.core.moves import fill_dram, free_frames
-from flexkv_py.core.room import ever_fits, take_frames
+from flexkv_py.core.moves import fail_fill, fill_dram
+from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, refuse, settle_key
@@ -35,7 +35,7 @@ def on_save(state: State, event: SaveAsked, session: Session) -> None:
     for position in range(count):
         if ticket.waiting or not place(state, ticket, position, copies):
             _queue(state, ticket, position)
-    hand_out(state, ticket, copies, index.full_mask)
+    hand_out(state, ticket, copies)
 
 
 def _queue(state: State, ticket: Ticket, position: int) -> None:
@@ -63,7 +63,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         return True
     frames = take_frames(state, index)
     if frames is None:
-        if ever_fits(state, index):
+        if state.frames.fits(index.frame_pages, index.chunk_count):
             return False
         ticket.detail = "one block is larger than the DRAM arena"
         settle_key(state, ticket, position, Outcome.REFUSED)
@@ -94,10 +94,7 @@ def _meet(state: State, ticket: Ticket, position: int, block: Block) -> None:
         _acknowledge(state, ticket, position, block, Outcome.PRESENT)
         return
     assert dram is not None
-    assert dram.state is CopyState.FILLING
-    if dram.waiters is None:
-        dram.waiters = []
-    dram.waiters.append(Waiter(WaitFor.PRESENT, ticket, position))
+    dram.wait(Waiter(WaitFor.PRESENT, ticket, position))
 
 
 def _acknowledge(state: State, ticket: Ticket, position: int, block: Block, outcome: Outcome) -> None:
@@ -143,13 +140,7 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[
         state.tell(block.key, "save", Tier.DRAM)
         settle(state, block)
         return copy, True
-    copy.state = CopyState.DROPPED
-    block.dram = None
-    if copy.readers:
-        state.dropped[copy] = None
-    else:
-        free_frames(state, copy)
-    settle(state, block)
+    fail_fill(state, copy)
     return copy, False
 
 
@@ -170,7 +161,7 @@ def serve_room_saves(state: State) -> None:
     while state.room_saves:
         ticket, position = state.room_saves[0]
         if last is not None and ticket is not last:
-            _hand_out(state, last, copies)
+            hand_out(state, last, copies)
             copies = []
         last = ticket
         if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
@@ -178,12 +169,7 @@ def serve_room_saves(state: State) -> None:
         state.room_saves.popleft()
         ticket.waiting.pop(position, None)
     if last is not None:
-        _hand_out(state, last, copies)
-
-
-def _hand_out(state: State, ticket: Ticket, copies: list[BlockCopy]) -> None:
-    assert ticket.index is not None
-    hand_out(state, ticket, copies, ticket.index.full_mask)
+        hand_out(state, last, copies)
 
 
 def throttle_waiting(state: State, ticket: Ticket) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from flexkv_py.core.blocks import Block, Copy, CopyList, Index
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import Instruction, Tier
+from flexkv_py.core.messages import BlockName, Instruction, Tier
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
@@ -32,7 +32,7 @@ class Level:
     once (also below, or refused there), oldest first, all of them colder than anything in `policy`.
     """
 
-    def __init__(self, tier: Tier, capacity_bytes: int, policy: str) -> None:
+    def __init__(self, tier: Tier, capacity_bytes: int, policy: str, *, recovering: bool) -> None:
         self.tier = tier
         self.capacity_bytes = capacity_bytes  # 0 = no limit of ours
         self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
@@ -44,11 +44,18 @@ class Level:
         self.writes = 0  # demotions into this tier in flight
         self.faults_in_row = 0
         self.pause_until_ns = 0
+        self.recovering = recovering  # not all that the last life left here is known yet
+        self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
+        self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
 
     @property
     def accepts(self) -> bool:
         """Whether blocks may count on this tier as their next place down."""
         return self.up and self.faults_in_row < WRITE_FAULTS_IN_ROW_MAX
+
+    def drops_due(self, now_ns: int) -> bool:
+        """Whether a drop that failed is to be asked for again now."""
+        return self.up and bool(self.undropped) and self.undropped[0][0] <= now_ns
 
     def put(self, copy: Copy, *, cold: bool = False) -> None:
         if cold:
@@ -85,7 +92,10 @@ class State:
         self.resets: list[Reset] = []
         self.frames = FramePool(config.segment_bytes, config.dram_segments)
         capacities = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}
-        self.levels = {tier: Level(tier, capacities[tier], config.policy) for tier in config.tiers}
+        self.levels = {
+            tier: Level(tier, capacities[tier], config.policy, recovering=tier in config.recovers)
+            for tier in config.tiers
+        }
         self.dram = self.levels[Tier.DRAM]
         self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
         self.transfers: dict[int, Transfer] = {}
@@ -99,6 +109,7 @@ class State:
         self.room_loads: deque[tuple[Ticket, int]] = deque()
         self.room_saves: deque[tuple[Ticket, int]] = deque()
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
+        self.demands_abandoned = False  # some ticket with demands ended before they did
         self.flushes: dict[int, Flush] = {}
         self.relink: deque[Iterator[Block]] = deque()  # children whose parent's link changed
         self.demotion_faults: dict[Block, int] = {}

@@ -12,6 +12,7 @@ from enum import Enum
 from flexkv_py.core.blocks import Block, Copy, Index
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.sessions import Ticket
+from flexkv_py.keys import NamespaceDigest
 
 
 class TransferKind(Enum):
@@ -102,9 +103,16 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Reset:
-    """A namespace being forgotten: its closed indexes, and the blocks not yet looked at."""
+    """A namespace being forgotten: its closed indexes, and the blocks not yet looked at.
+
+    While it runs nothing of the namespace is written below DRAM: an S3 object has one name, and a
+    delete still on its way would take the new one.
+    """
 
     session: int
     request: int
+    namespace: NamespaceDigest
     indexes: list[Index]
     left: list[Block] = field(default_factory=list)
+    found: list[Index] = field(default_factory=list)
+    """Those of `indexes` that hold what recovery met only after the reset."""

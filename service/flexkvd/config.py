@@ -260,6 +260,7 @@ def planner_config(config: Config) -> PlannerConfig:
     tiers = (Tier.DRAM, *([Tier.SSD] if ssd else []), *([Tier.S3] if s3 else []))
     return PlannerConfig(
         tiers=tiers,
+        recovers=tiers[1:],
         segment_bytes=config.dram.segment_bytes,
         dram_segments=config.dram.bytes // config.dram.segment_bytes,
         ssd_bytes=ssd.bytes if ssd else 0,

@@ -99,9 +99,13 @@ class Bench:
     def settle(self) -> None:
         """End everything that runs, without faults, until nothing runs."""
         while self.running:
-            batch, self.running = self.running, {}
-            results = [one for transfer, running in batch.items() for one in self._end(transfer, running)]
-            self.post(TransfersFinished(results, self.now_ns))
+            self.settle_once()
+
+    def settle_once(self) -> None:
+        """End what runs now, without faults; what that starts goes on."""
+        batch, self.running = self.running, {}
+        results = [one for transfer, running in batch.items() for one in self._end(transfer, running)]
+        self.post(TransfersFinished(results, self.now_ns))
 
     def _end(
         self, transfer: int, running: list[StartMove | StartCopies], fault: Fault | None = None, location: int = 0

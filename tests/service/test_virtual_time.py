@@ -16,7 +16,7 @@ import pytest
 
 from flexkv_py.client import create_memory
 from flexkv_py.core import invariants
-from flexkv_py.core.messages import Fault, Tier
+from flexkv_py.core.messages import Fault, RecoveryFinished, Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.wire.codec import decode_daemon, encode
 from flexkv_py.wire.framing import FrameDecoder
@@ -92,6 +92,7 @@ class World:
 
     async def client(self) -> "Peer":
         await self.store.start()
+        self.engine.post(RecoveryFinished(Tier.SSD, self.loop.now_ns()))
         peer = Peer(self)
         await peer.ask(Hello(0, PROTOCOL_VERSION, GEOMETRY))
         descriptor = create_memory(WINDOW_BLOCKS * GEOMETRY.block_bytes)

@@ -1,0 +1,236 @@
+"""Bugs the simulator found, each as the few events that showed it."""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import CopyState
+from flexkv_py.core.messages import (
+    BlocksFound,
+    Fault,
+    FlushAsked,
+    FoundBlock,
+    MoveKind,
+    NamespaceReset,
+    RecoveryFinished,
+    RequestDone,
+    StartMove,
+    TicketCancelled,
+    Tier,
+    TimePassed,
+)
+from flexkv_py.keys import ROOT
+from tests.core.conftest import CHUNKS, NAMESPACE, chain
+
+RECORD_BYTES = 4096 + sum(CHUNKS)
+TWO = {"tiers": (Tier.DRAM, Tier.SSD), "ssd_bytes": 1 << 20}
+THREE = {"tiers": (Tier.DRAM, Tier.SSD, Tier.S3), "ssd_bytes": 1 << 20}
+S3_ONLY = {"tiers": (Tier.DRAM, Tier.S3)}
+SECOND_NS = 1_000_000_000
+
+
+def found(keys, location=0):
+    """Records of a chain as a tier tells of them."""
+    return [FoundBlock(key, parent, location) for key, parent in zip(keys, [ROOT, *keys], strict=False)]
+
+
+def answers(bench):
+    """How many resets have been answered."""
+    return sum(isinstance(told, RequestDone) for told in bench.told)
+
+
+def test_a_promotion_of_a_reset_namespace_gives_its_frames_back_once(benches):
+    """The last waiting load of a closed index lets its copy go; the promotion must not do so again."""
+    bench = benches(**TWO)
+    keys = chain(1)
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(keys, 7), 0))
+    ticket = bench.load(keys)
+    bench.post(TicketCancelled(1, ticket, 0))
+    bench.post(NamespaceReset(1, 50, NAMESPACE, 0))
+    bench.settle()
+    assert bench.planner.state.frames.used_pages == 0
+
+
+def test_an_ssd_record_lost_while_it_is_staged_stands_in_no_order(benches):
+    """A staged SSD copy found corrupt is dropped, not put back where victims are looked for."""
+    bench = benches(**THREE | {"ssd_bytes": 2 * RECORD_BYTES}, clean_ahead=0.9)
+    ssd, keys = bench.planner.state.levels[Tier.SSD], chain(1)
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(keys, 7), 0))
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(chain(1, "other"), 8), 0))
+    [move] = bench.moves(MoveKind.PROMOTE)  # from SSD to S3 through DRAM
+    assert move.block.key == keys[0]
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(keys), 0))
+    bench.finish(move.transfer, Fault.CORRUPT)
+    bench.settle()
+    assert bench.copy(keys[0], Tier.S3).state is CopyState.READY
+    assert bench.copy(keys[0], Tier.SSD) is None
+    assert ssd.reclaimable.count + ssd.policy.count == ssd.used_bytes // RECORD_BYTES
+
+
+def test_an_ssd_smaller_than_dram_does_not_keep_saves_waiting(benches):
+    """A DRAM copy whose record was pushed out of SSD leaves the head of the line, so room is always found."""
+    bench = benches(**TWO | {"ssd_bytes": 2 * RECORD_BYTES}, clean_ahead=0.5)
+    for number in range(6):
+        bench.save(chain(4, f"flood{number}"))
+        bench.settle()
+    assert not bench.planner.state.room_saves
+    assert bench.match(chain(4, "flood5")).length == 4
+
+
+def test_an_idle_planner_writes_nothing(benches):
+    """Keeping DRAM clean ends by itself, even when less fits below than is to be kept clean."""
+    bench = benches(**TWO | {"ssd_bytes": 3 * RECORD_BYTES}, clean_ahead=0.9)
+    bench.save(chain(8))
+    moves = 0
+    while bench.running:
+        moves += len(bench.moves(MoveKind.DEMOTE))
+        assert moves <= 16, "records are written and dropped in turns, for nobody"
+        bench.settle_once()
+
+
+def test_a_demand_nobody_waits_for_lets_go_of_its_block(benches):
+    """Saves that wait for SSD hold their blocks; when their tickets end, those may be evicted again."""
+    bench = benches(**TWO)
+    keys = chain(4)
+    bench.planner.state.levels[Tier.SSD].pause_until_ns = SECOND_NS
+    ticket = bench.save(keys, ack=Tier.SSD)
+    bench.settle()
+    index = bench.planner.state.index(NAMESPACE, 0)
+    assert [index.blocks[key].holds for key in keys] == [1] * 4
+    bench.post(TicketCancelled(1, ticket, 0))
+    bench.post(TimePassed(0))
+    assert [index.blocks[key].holds for key in keys] == [0] * 4
+
+
+def test_a_failed_drop_is_asked_for_again(benches):
+    """A record the tier could not drop would be back after a restart, so a reset is answered only when it is gone."""
+    bench = benches(**TWO)
+    keys = chain(1)
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(keys, 7), 0))
+    bench.post(NamespaceReset(1, 50, NAMESPACE, 0))
+    [move] = bench.moves(MoveKind.DROP)
+    bench.finish(move.transfer, Fault.IO)
+    assert not answers(bench)
+    bench.now_ns = bench.planner.next_deadline_ns()
+    bench.post(TimePassed(bench.now_ns))
+    [move] = bench.moves(MoveKind.DROP)
+    assert move.location == 7
+    bench.finish(move.transfer)
+    assert answers(bench) == 1
+
+
+def test_an_s3_write_in_doubt_is_dropped(benches):
+    """A write that failed may have reached the bucket; its object is deleted before anything else is written there."""
+    bench = benches(**S3_ONLY)
+    keys = chain(1)
+    bench.save(keys, ack=Tier.S3)
+    bench.finish(next(iter(bench.running)))
+    [move] = bench.moves(MoveKind.DEMOTE)
+    bench.finish(move.transfer, Fault.LATE)
+    [drop] = bench.moves(MoveKind.DROP)
+    assert drop.block == move.block
+    bench.settle()
+    assert bench.copy(keys[0], Tier.S3) is None
+
+
+def test_what_recovery_meets_after_a_reset_is_forgotten_too(benches):
+    """A reset during recovery also drops what is found later, and is answered only when all is known."""
+    bench = benches(**S3_ONLY | {"recovers": (Tier.S3,)})
+    keys = chain(3)
+    bench.post(NamespaceReset(1, 50, NAMESPACE, 0))
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(keys), 0))
+    assert bench.match(keys).length == 0
+    assert len(bench.moves(MoveKind.DROP)) == 3
+    bench.post(RecoveryFinished(Tier.S3, 0))
+    assert not answers(bench)
+    bench.settle()
+    assert answers(bench) == 1
+
+
+def test_a_second_reset_waits_for_the_first(benches):
+    """A reset that finds nothing left is not answered while an earlier one still drops records."""
+    bench = benches(**TWO)
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(chain(2), 7), 0))
+    bench.post(NamespaceReset(1, 50, NAMESPACE, 0))
+    bench.post(NamespaceReset(1, 51, NAMESPACE, 0))
+    assert not answers(bench)
+    bench.settle()
+    assert answers(bench) == 2
+
+
+def test_nothing_new_is_written_below_while_its_namespace_is_being_reset(benches):
+    """An S3 object has one name: a delete of the reset still on its way would take the new object with it."""
+    bench = benches(**S3_ONLY)
+    keys = chain(1)
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(keys), 0))
+    bench.post(NamespaceReset(1, 50, NAMESPACE, 0))
+    [drop] = bench.moves(MoveKind.DROP)
+    bench.save(keys)
+    saving = next(number for number in bench.running if number != drop.transfer)
+    bench.finish(saving)
+    bench.post(FlushAsked(1, 90, NAMESPACE, Tier.S3, 0, 0))
+    assert not bench.moves(MoveKind.DEMOTE)
+    bench.finish(drop.transfer)
+    bench.post(FlushAsked(1, 91, NAMESPACE, Tier.S3, 0, 0))
+    assert len(bench.moves(MoveKind.DEMOTE)) == 1
+    bench.settle()
+    assert bench.copy(keys[0], Tier.S3).state is CopyState.READY
+
+
+def test_an_ssd_is_written_to_only_once_it_is_read_in(benches):
+    """A block written anew before its old record is met would lie there twice, and the old one might be lost first."""
+    bench = benches(**TWO | {"recovers": (Tier.SSD,)})
+    bench.save(chain(1), ack=Tier.SSD)
+    bench.settle()
+    assert not bench.running
+    bench.post(RecoveryFinished(Tier.SSD, 0))
+    [move] = bench.moves(MoveKind.DEMOTE)
+    assert isinstance(move, StartMove)
+    bench.settle()
+
+
+def test_a_record_of_another_size_is_dropped(benches):
+    """A truncated object can never be served; it is not left for a later life to find alone."""
+    bench = benches(**S3_ONLY)
+    keys = chain(1)
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES - 4096, found(keys), 0))
+    assert bench.match(keys).length == 0
+    assert len(bench.moves(MoveKind.DROP)) == 1
+    bench.settle()
+    assert bench.planner.state.levels[Tier.S3].used_bytes == 0
+
+
+def test_a_listing_older_than_a_drop_brings_nothing_back(benches):
+    """A page of a listing may still name an object that was dropped since; believing it would acknowledge nothing."""
+    bench = benches(**S3_ONLY | {"recovers": (Tier.S3,)})
+    keys = chain(1)
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(keys), 0))
+    bench.load(keys)
+    [move] = bench.moves(MoveKind.PROMOTE)
+    bench.finish(move.transfer, Fault.CORRUPT)
+    bench.settle()
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(keys), 0))
+    assert bench.match(keys).length == 0
+
+
+def test_nothing_is_promoted_for_a_tier_without_room(benches):
+    """Two demands that cannot be written yet would push each other out of a small DRAM for ever."""
+    bench = benches(**THREE | {"ssd_bytes": RECORD_BYTES}, segment_bytes=2 * 8192, dram_segments=1)
+    held, wanted = chain(1, "held"), chain(1, "wanted")
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(held, 7), 0))
+    bench.planner.state.levels[Tier.S3].pause_until_ns = SECOND_NS
+    assert bench.match(held, hold_ns=SECOND_NS).lease
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(wanted), 0))
+    bench.post(FlushAsked(1, 90, NAMESPACE, Tier.SSD, 0, 0))
+    assert not bench.moves(MoveKind.PROMOTE)
+
+
+def test_a_copy_whose_record_is_pushed_out_may_not_go_at_once_any_more(benches):
+    """At the head of the line it would be written again and push out the next one's record, for ever."""
+    bench = benches(**TWO | {"ssd_bytes": 5 * RECORD_BYTES // 2})  # room for two
+    reclaimable = bench.planner.state.dram.reclaimable
+    keys = [chain(1, str(number))[0] for number in range(3)]
+    for key in keys:
+        bench.save([key], ack=Tier.SSD)
+        bench.settle()
+        assert bench.copy(key, Tier.DRAM).queue is reclaimable
+    assert bench.copy(keys[0], Tier.SSD) is None
+    assert bench.copy(keys[0], Tier.DRAM).queue is not reclaimable
