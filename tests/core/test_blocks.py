@@ -1,0 +1,75 @@
+"""Chains of blocks: parents, children, and orphans that wait for a parent to return."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flexkv_py.core.blocks import Copy, Index, children_of
+from flexkv_py.core.messages import NamespaceSpec, Tier
+from flexkv_py.core.transfers import Waiter, WaitFor
+from flexkv_py.keys import ROOT
+from tests.core.conftest import CHUNKS, NAMESPACE, chain
+
+
+def tree() -> dict[bytes, bytes]:
+    """Parents by key: one trunk of four blocks, and a branch at each of them."""
+    trunk = chain(4)
+    parents = dict(zip(trunk, [ROOT, *trunk], strict=False))
+    return parents | {chain(1, f"branch{at}")[0]: key for at, key in enumerate(trunk)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 7), max_size=40))
+def test_children_are_known_whatever_comes_and_goes(order):
+    """Blocks appear and vanish in any order; each is always its parent's child, or waits for the parent by key."""
+    parents = tree()
+    keys, index = list(parents), Index(NAMESPACE, 0)
+    for at in order:
+        key = keys[at]
+        if key in index.blocks:
+            index.remove(index.blocks[key])
+        else:
+            index.add(key, parents[key])
+        for present, block in index.blocks.items():
+            wanted = {child for child in index.blocks if parents[child] == present}
+            assert {child.key for child in children_of(block.children)} == wanted
+        for missing, waiting in index.awaiting.items():
+            assert missing not in index.blocks
+            assert {child.key for child in children_of(waiting)} == {
+                child for child in index.blocks if parents[child] == missing
+            }
+            assert waiting
+
+
+def test_a_block_with_a_copy_is_not_forgotten():
+    """A block leaves its index only when it is in no tier."""
+    index = Index(NAMESPACE, 0)
+    block = index.add(chain(1)[0], ROOT)
+    block.ssd = Copy(block, Tier.SSD, 5)
+    with pytest.raises(AssertionError):
+        index.remove(block)
+    block.ssd = None
+    index.remove(block)
+    assert not index.blocks
+
+
+def test_the_first_to_tell_says_how_blocks_are_cut():
+    """The cut of a namespace never changes: its digest covers it."""
+    index = Index(NAMESPACE, 0)
+    index.introduce(NamespaceSpec(NAMESPACE, CHUNKS))
+    index.introduce(NamespaceSpec(NAMESPACE, (4096,)))
+    assert index.chunk_count == len(CHUNKS)
+    assert index.full_mask == 0b11
+    assert index.frame_pages == 2
+
+
+def test_only_a_filling_copy_is_waited_for():
+    """Nobody would ever tell someone who waits on a copy that has ended."""
+    index = Index(NAMESPACE, 0)
+    block = index.add(chain(1)[0], ROOT)
+    copy = Copy(block, Tier.SSD, 0)
+    copy.wait(Waiter(WaitFor.DEMAND))
+    assert copy.waiters is not None
+    assert len(copy.waiters) == 1
