@@ -1,0 +1,299 @@
+"""Bugs to plant, each one change to one function: a simulator that never failed proves nothing.
+
+Each resembles what a real cache got wrong once. `scripts/simulate --plant NAME` plants one;
+`test_plants` plants each and expects it to be caught within 20 seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, unpack_frames
+from flexkv_py.core.frames import FramePool
+from flexkv_py.core.messages import Outcome, Tier
+from flexkv_py.core.state import Level, State
+from flexkv_py.core.tickets import settle_key
+from flexkv_py.core.transfers import Demand, TransferKind
+from flexkv_tiers.codec import HEADER_BYTES, parse_header
+from flexkv_tiers.fake import FakeRecords
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One bug: what is wrong, and how to put it there for a while."""
+
+    about: str
+    places: tuple[tuple[Any, str], ...]
+    make: Callable[[Any], Any]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The bug is there inside the `with`."""
+        owner, name = self.places[0]
+        right = getattr(owner, name)
+        wrong = self.make(right)
+        before = [(place, attribute, vars(place)[attribute]) for place, attribute in self.places]
+        try:
+            for place, attribute in self.places:
+                setattr(place, attribute, wrong)
+            yield
+        finally:
+            for place, attribute, was in before:
+                setattr(place, attribute, was)
+
+
+PLANTS: dict[str, Plant] = {}
+
+
+def _plant(about: str, *places: tuple[Any, str]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Registers the decorated maker of a wrong function under its own name."""
+
+    def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        PLANTS[make.__name__.strip("_").replace("_", "-")] = Plant(about, places, make)
+        return make
+
+    return register
+
+
+# ------------------------------------------------- the five of the style guide
+
+
+@_plant("a demotion does not pin the frames it reads", (moves, "start_demotion"), (room, "start_demotion"),
+        (demands, "start_demotion"))  # fmt: skip
+def _source_not_pinned(right: Any) -> Any:
+    def start_demotion(state: State, block: Block, *rest: Any) -> Copy:
+        target: Copy = right(state, block, *rest)
+        source = block.dram
+        assert source is not None
+        moves.unpin(state, source)
+        return target
+
+    return start_demotion
+
+
+@_plant("whoever waits for a fill that fails is never told", (endings, "_tell_waiters"))
+def _waiter_forgotten(right: Any) -> Any:
+    def tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:
+        if ok:
+            right(state, copy, ok=ok, why=why)
+        else:
+            copy.waiters = None
+
+    return tell_waiters
+
+
+@_plant("a block counts as a hit while its frames are still being filled", (loading, "_join_load"))
+def _hit_while_filling(right: Any) -> Any:
+    def join_load(state: State, ticket: Any, position: int, dram: Copy, copies: list[Any]) -> None:
+        was, dram.state = dram.state, CopyState.READY
+        right(state, ticket, position, dram, copies)
+        dram.state = was
+
+    return join_load
+
+
+@_plant("ending one load lets go of another's reader", (loading, "_end_load"))
+def _release_of_another(right: Any) -> Any:
+    def end_load(state: State, transfer: Any) -> None:
+        if transfer.copy.readers > 1:
+            moves.unpin(state, transfer.copy)
+        right(state, transfer)
+
+    return end_load
+
+
+@_plant("a failed copy out of the worker counts as a stored block", (saving, "on_saved"), (endings, "on_saved"))
+def _failure_as_success(right: Any) -> Any:
+    def on_saved(state: State, transfer: Any, result: Any) -> Any:
+        result.fault = None
+        return right(state, transfer, result)
+
+    return on_saved
+
+
+# ------------------------------------------------------- what others got wrong
+
+
+@_plant("a save that was cancelled becomes visible all the same", (saving, "on_saved"), (endings, "on_saved"))
+def _cancelled_save_visible(right: Any) -> Any:
+    def on_saved(state: State, transfer: Any, result: Any) -> Any:
+        over, transfer.ticket.over = transfer.ticket.over, False
+        answer = right(state, transfer, result)
+        transfer.ticket.over = over
+        return answer
+
+    return on_saved
+
+
+@_plant("a deadline frees the frames that copies still fill", (planner, "throttle_waiting"))
+def _timeout_frees_frames(right: Any) -> Any:
+    def throttle_waiting(state: State, ticket: Any) -> None:
+        right(state, ticket)
+        for transfer in state.transfers.values():
+            if transfer.ticket is ticket and transfer.kind is TransferKind.SAVE:
+                moves.free_frames(state, transfer.copy)
+
+    return throttle_waiting
+
+
+@_plant("a save is acknowledged on SSD when its write begins", (demands, "_stage"))
+def _stored_before_written(right: Any) -> Any:
+    def stage(state: State, tier: Tier, want: Demand) -> bool:
+        started: bool = right(state, tier, want)
+        if want.block.copy_in(tier) is not None and want.ticket is not None and want.flush is None:
+            settle_key(state, want.ticket, want.position, Outcome.STORED)
+        return started
+
+    return stage
+
+
+@_plant("an orphan stays matchable", (links, "relink"))
+def _orphan_matched(right: Any) -> Any:
+    def relink(state: State, block: Block) -> None:
+        if block.ready:
+            right(state, block)
+
+    return relink
+
+
+@_plant("a delete on its way takes the object written anew", (placement, "being_reset"), (demands, "being_reset"))
+def _late_delete(_: Any) -> Any:
+    def being_reset(_state: State, _block: Block) -> bool:
+        return False
+
+    return being_reset
+
+
+@_plant("a leased block is evicted like any other", (placement, "judge"), (room, "judge"), (moves, "judge"))
+def _evicted_while_leased(right: Any) -> Any:
+    def judge(state: State, copy: Copy) -> placement.Verdict:
+        held, copy.block.holds = copy.block.holds, 0
+        verdict: placement.Verdict = right(state, copy)
+        copy.block.holds = held
+        return verdict
+
+    return judge
+
+
+@_plant("a failed demotion counts as in flight for ever", (Level, "wrote"))
+def _demotion_leaks(right: Any) -> Any:
+    def wrote(self: Level, *, fault: bool, now_ns: int) -> None:
+        right(self, fault=fault, now_ns=now_ns)
+        self.writes += fault
+
+    return wrote
+
+
+@_plant("a frame is given out and stays in the free list", (FramePool, "take"))
+def _frame_given_twice(right: Any) -> Any:
+    def take(self: FramePool, frame_pages: int, count: int) -> bytes | None:
+        frames: bytes | None = right(self, frame_pages, count)
+        if frames is not None and unpack_frames(frames)[0] % 3 == 0:
+            self._free[frame_pages].insert(0, unpack_frames(frames)[0])
+        return frames
+
+    return take
+
+
+@_plant("a reset forgets one shard only", (recovery, "on_reset"))
+def _reset_of_one_shard(right: Any) -> Any:
+    def on_reset(state: State, event: Any) -> None:
+        kept = {at: state.indexes.pop(at) for at in list(state.indexes) if at[1] != 0}
+        right(state, event)
+        state.indexes.update(kept)
+
+    return on_reset
+
+
+@_plant("what recovery meets after a reset is taken in again", (recovery, "_index_of_found"))
+def _reset_before_the_listing(_: Any) -> Any:
+    def index_of_found(state: State, event: Any) -> Any:
+        return state.index(event.namespace, event.shard)
+
+    return index_of_found
+
+
+@_plant("a reset is answered before its records are gone", (recovery, "_all_gone"))
+def _reset_answered_early(_: Any) -> Any:
+    def all_gone(_state: State, _reset: Any) -> bool:
+        return True
+
+    return all_gone
+
+
+@_plant("a promotion does not look at checksums", (FakeRecords, "read"))
+def _checksums_ignored(right: Any) -> Any:
+    def read(self: FakeRecords, block: Any, location: int, chunk: int, *rest: Any) -> tuple[bytes, bytes]:
+        entry = self.header(block, location).chunks[chunk]
+        data = bytes(self.raw[location][entry.offset : entry.offset + entry.length])
+        return data.ljust(entry.length, b"\0"), entry.checksum
+
+    return read
+
+
+@_plant("a promotion does not look whose record it reads", (FakeRecords, "read"))
+def _name_ignored(right: Any) -> Any:
+    def read(self: FakeRecords, block: Any, location: int, chunk: int, *rest: Any) -> tuple[bytes, bytes]:
+        if location in self.raw:
+            block = parse_header(self.raw[location][:HEADER_BYTES]).block
+        data: tuple[bytes, bytes] = right(self, block, location, chunk, *rest)
+        return data
+
+    return read
+
+
+@_plant("the newest end of a list keeps pointing at what was removed", (CopyList, "remove"))
+def _list_corrupted(right: Any) -> Any:
+    def remove(self: CopyList, copy: Copy) -> None:
+        newest = self.newest
+        right(self, copy)
+        if newest is copy and self.count:
+            self.newest = copy
+
+    return remove
+
+
+@_plant("after a restart usage is counted from zero", (recovery, "_adopt"))
+def _usage_from_zero(right: Any) -> Any:
+    def adopt(state: State, block: Block, tier: Tier, location: int) -> Copy:
+        copy: Copy = right(state, block, tier, location)
+        state.levels[tier].used_bytes -= block.index.record_bytes
+        return copy
+
+    return adopt
+
+
+@_plant("the leases of a dead session live on", (planner.Planner, "_on_session_closed"))
+def _leases_of_the_dead(right: Any) -> Any:
+    def on_session_closed(self: planner.Planner, event: Any) -> None:
+        session = self.state.sessions.get(event.session)
+        if session is not None:
+            session.leases.clear()
+        right(self, event)
+
+    return on_session_closed
+
+
+@_plant("a chunk counts as landed in a later one's place", (endings, "on_chunk_landed"), (planner, "on_chunk_landed"))
+def _chunks_out_of_step(right: Any) -> Any:
+    def on_chunk_landed(state: State, event: Any) -> None:
+        full = state.transfers[event.transfer].block.index.chunk_count
+        event.chunk = full - 1 - event.chunk
+        right(state, event)
+
+    return on_chunk_landed
+
+
+@_plant("a demand that waits for room is forgotten", (demands, "demand_heard"), (endings, "demand_heard"))
+def _demand_forgotten(right: Any) -> Any:
+    def demand_heard(state: State, want: Demand, copy: Copy, *, ok: bool, why: str = "") -> None:
+        if copy.tier is want.tier or not ok:
+            right(state, want, copy, ok=ok, why=why)
+        else:
+            want.block.holds -= 1
+
+    return demand_heard

@@ -1,0 +1,44 @@
+"""The planner's configuration in one world: small, odd and different for every seed."""
+
+from __future__ import annotations
+
+import random
+
+from flexkv_py.core.config import PlannerConfig
+from flexkv_py.core.messages import NamespaceSpec, Tier
+from flexkv_py.geometry import ALIGN_BYTES
+
+CHAINS_OF_TIERS = (
+    (Tier.DRAM,),
+    (Tier.DRAM, Tier.SSD),
+    (Tier.DRAM, Tier.SSD),
+    (Tier.DRAM, Tier.S3),
+    (Tier.DRAM, Tier.SSD, Tier.S3),
+    (Tier.DRAM, Tier.SSD, Tier.S3),
+    (Tier.DRAM, Tier.SSD, Tier.S3),
+)
+
+
+def make_config(chance: random.Random, specs: list[NamespaceSpec]) -> PlannerConfig:
+    """DRAM for a dozen blocks or two, tiers below by chance, and now and then limits of next to nothing."""
+    largest = max(ALIGN_BYTES + spec.block_bytes for spec in specs)
+    tiers = chance.choice(CHAINS_OF_TIERS)
+    tight = chance.random() < 0.3
+    return PlannerConfig(
+        tiers=tiers,
+        recovers=tiers[1:],
+        segment_bytes=ALIGN_BYTES * chance.choice((4, 8, 12)),
+        dram_segments=chance.randint(3, 8),
+        ssd_bytes=largest * chance.choice((6, 15, 60)),
+        s3_bytes=chance.choice((0, 0, largest * 20)),
+        admission=chance.choice(("always", "always", "second-use")),
+        clean_ahead=chance.choice((0.0, 0.25, 0.5)),
+        sessions_max=chance.choice((3, 1024)) if tight else 1024,
+        tickets_per_session_max=chance.choice((2, 1024)) if tight else 1024,
+        leases_per_session_max=chance.choice((1, 1024)) if tight else 1024,
+        allocation_waiters_max=chance.choice((3, 65536)) if tight else 65536,
+        demotions_in_flight_max=chance.choice((1, 4, 16)),
+        promotions_in_flight_max=chance.choice((1, 8, 64)),
+        flush_in_flight_max=chance.choice((1, 16)),
+        demotion_faults_max=chance.choice((1, 2)),
+    )

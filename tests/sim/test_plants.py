@@ -1,0 +1,44 @@
+"""The simulator catches what it is for: every planted bug within twenty seeds, with a command that replays it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.plants import PLANTS
+from tests.sim.simulation import SimulationFailed, run
+
+SEEDS = range(1, 21)
+STEPS = 2000
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    """With the bug planted some run of twenty fails, and its message replays exactly that failure."""
+    with PLANTS[name].planted():
+        failure = next((found for seed in SEEDS if (found := _failure(seed, name))), "")
+    assert failure, f"{name} was not caught within {len(SEEDS)} seeds"
+    assert failure.startswith("replay with: scripts/simulate --seed ")
+    assert f"--plant {name}" in failure
+
+
+def test_a_plant_leaves_nothing_behind() -> None:
+    """After all plants have come and gone, the simulated cache is sound again."""
+    for plant in PLANTS.values():
+        with plant.planted():
+            pass
+    run(1, STEPS)
+
+
+def test_the_five_bugs_every_cache_must_be_tested_for_are_planted() -> None:
+    """The five named in the style guide are there, and at least seven more."""
+    five = {"source-not-pinned", "waiter-forgotten", "hit-while-filling", "release-of-another", "failure-as-success"}
+    assert five <= PLANTS.keys()
+    assert len(PLANTS) >= 12
+
+
+def _failure(seed: int, name: str) -> str:
+    try:
+        run(seed, STEPS, name)
+    except SimulationFailed as failed:
+        return str(failed)
+    return ""
