@@ -17,15 +17,11 @@ from __future__ import annotations
 import struct
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from flexkv_py.core.frames import FRAME_NUMBER_BYTES
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
-
-if TYPE_CHECKING:
-    from flexkv_py.core.transfers import Waiter
 
 
 class CopyState(Enum):
@@ -48,7 +44,7 @@ class Rule(Enum):
 class Copy:
     """One block in one tier. A reader pins the whole copy."""
 
-    __slots__ = ("block", "newer", "older", "place", "present", "queue", "readers", "state", "tier", "waiters")
+    __slots__ = ("block", "newer", "older", "place", "present", "queue", "readers", "state", "tier")
 
     def __init__(self, block: Block, tier: Tier, place: bytes | int) -> None:
         self.block = block
@@ -57,17 +53,9 @@ class Copy:
         self.state = CopyState.FILLING
         self.present = 0
         self.readers = 0
-        self.waiters: list[Waiter] | None = None  # who wants to hear when a FILLING copy ends
         self.queue: CopyList | None = None  # READY and unpinned copies stand in exactly one list
         self.older: Copy | None = None
         self.newer: Copy | None = None
-
-    def wait(self, waiter: Waiter) -> None:
-        """Have the waiter told when this FILLING copy ends."""
-        assert self.state is CopyState.FILLING
-        if self.waiters is None:
-            self.waiters = []
-        self.waiters.append(waiter)
 
     @property
     def frames(self) -> tuple[int, ...]:

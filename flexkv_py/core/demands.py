@@ -58,7 +58,7 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
         finish_demand(state, want, ok=True)
         return True
     if target is not None and target.state is CopyState.FILLING:
-        target.wait(Waiter(WaitFor.DEMAND, demand=want))
+        state.wait_on(target, Waiter(WaitFor.DEMAND, demand=want))
         return True
     if not level.accepts or not block.ready or block.index.closed:
         finish_demand(state, want, ok=False, why=level.down_reason or "the block was lost meanwhile")
@@ -87,10 +87,10 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
             return False
         dram = start_promotion(state, block, source, frames, Priority.WRITE_BEHIND)
     if dram.state is CopyState.FILLING:
-        dram.wait(Waiter(WaitFor.DEMAND, demand=want))
+        state.wait_on(dram, Waiter(WaitFor.DEMAND, demand=want))
         return True
     priority = Priority.SAVE if want.ticket is not None and want.flush is None else Priority.WRITE_BEHIND
-    start_demotion(state, block, tier, priority).wait(Waiter(WaitFor.DEMAND, demand=want))
+    state.wait_on(start_demotion(state, block, tier, priority), Waiter(WaitFor.DEMAND, demand=want))
     state.tell(block.key, "demote", tier, "demanded")
     return True
 

@@ -41,7 +41,7 @@ def on_chunk_landed(state: State, event: ChunkLanded) -> None:
     assert bit <= copy.block.index.full_mask
     assert copy.present & bit == 0
     copy.present |= bit
-    for waiter in copy.waiters or ():
+    for waiter in state.waiters.get(copy, ()):
         if waiter.wait is WaitFor.LOAD:
             assert waiter.transfer is not None
             waiter.transfer.source = transfer.other.tier
@@ -88,7 +88,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         unpin(state, source)
         state.count("promotions", source.tier.name.lower())
         settle(state, block)
-        wanted = copy.readers > 0 or bool(copy.waiters)
+        wanted = copy.readers > 0 or copy in state.waiters
         if copy.readers == 0:
             state.dram.put(copy, cold=not wanted or not block.linked)
         _tell_waiters(state, copy, ok=True)
@@ -173,9 +173,8 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 
 def _tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:
-    waiters, copy.waiters = copy.waiters, None
     block: Block = copy.block
-    for waiter in waiters or ():
+    for waiter in state.waiters.pop(copy, ()):
         _tell(state, waiter, copy, block, ok=ok, why=why)
 
 

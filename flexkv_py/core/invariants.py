@@ -21,6 +21,8 @@ def check(planner: Planner) -> None:
         _check_chains(state, index)
     for copy in copies:
         _check_copy(state, copy)
+    for copy in state.waiters:
+        assert copy.state is CopyState.FILLING, f"{copy} has waiters"
     _check_readers(state, copies)
     _check_frames(state, copies)
     _check_levels(state, copies)
@@ -56,7 +58,6 @@ def _check_chains(state: State, index: Index) -> None:
 def _check_copy(state: State, copy: Copy) -> None:
     in_order = copy.queue is not None
     assert in_order == (copy.state is CopyState.READY and copy.readers == 0), f"{copy}: in_order={in_order}"
-    assert copy.waiters is None or copy.state is CopyState.FILLING, f"{copy} has waiters"
     if copy.state is CopyState.READY and copy.block.index.spec is not None and copy.tier is Tier.DRAM:
         assert copy.present == copy.block.index.full_mask
     assert copy.tier in state.levels
@@ -94,10 +95,8 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
 
 def _demands(state: State) -> list[Demand]:
     waiting = [want for queue in state.demands.values() for want in queue]
-    for index in _all_indexes(state):
-        for block in index.blocks.values():
-            for copy in block.copies():
-                waiting.extend(waiter.demand for waiter in copy.waiters or () if waiter.demand is not None)
+    for waiters in state.waiters.values():
+        waiting.extend(waiter.demand for waiter in waiters if waiter.demand is not None)
     return waiting
 
 

@@ -101,7 +101,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         state.touch(dram)
         settle_key(state, ticket, position, Outcome.PRESENT, Tier.DRAM)
     else:
-        dram.wait(Waiter(WaitFor.PREFETCH, ticket, position))
+        state.wait_on(dram, Waiter(WaitFor.PREFETCH, ticket, position))
     return True
 
 
@@ -118,7 +118,7 @@ def _join_load(state: State, ticket: Ticket, position: int, dram: Copy, copies: 
         transfer.running, transfer.handed = 1, full
         copies.append(BlockCopy(transfer.id, position, block.key, dram.frames))
         return
-    dram.wait(Waiter(WaitFor.LOAD, ticket, position, transfer))
+    state.wait_on(dram, Waiter(WaitFor.LOAD, ticket, position, transfer))
     if dram.present:
         copy_chunks(state, transfer, dram.present)
 

@@ -94,7 +94,7 @@ def _meet(state: State, ticket: Ticket, position: int, block: Block) -> None:
         _acknowledge(state, ticket, position, block, Outcome.PRESENT)
         return
     assert dram is not None
-    dram.wait(Waiter(WaitFor.PRESENT, ticket, position))
+    state.wait_on(dram, Waiter(WaitFor.PRESENT, ticket, position))
 
 
 def _acknowledge(state: State, ticket: Ticket, position: int, block: Block, outcome: Outcome) -> None:

@@ -10,14 +10,14 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 
-from flexkv_py.core.blocks import Block, Copy, CopyList, Index
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import BlockName, Instruction, Tier
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
-from flexkv_py.core.transfers import Demand, Flush, Reset, Transfer
+from flexkv_py.core.transfers import Demand, Flush, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 
 WRITE_PAUSE_NS_MIN = 50_000_000
@@ -101,6 +101,7 @@ class State:
         self.transfers: dict[int, Transfer] = {}
         self.transfers_made = 0
         self.promotions = 0
+        self.waiters: dict[Copy, list[Waiter]] = {}  # who wants to hear when a FILLING copy ends
         self.dropped: dict[Copy, None] = {}  # detached: failed fills still read, second records
         self.sessions: dict[int, Session] = {}
         self.leases_made = 0
@@ -141,6 +142,11 @@ class State:
         if copy.queue is not None:
             self.levels[copy.tier].take_out(copy)
         copy.readers += 1
+
+    def wait_on(self, copy: Copy, waiter: Waiter) -> None:
+        """Have the waiter told when this FILLING copy ends."""
+        assert copy.state is CopyState.FILLING
+        self.waiters.setdefault(copy, []).append(waiter)
 
     def touch(self, copy: Copy) -> None:
         """The copy was just used."""

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexkv_py.core.blocks import Copy, Index, children_of
+from flexkv_py.core.blocks import Copy, CopyState, Index, children_of
+from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import NamespaceSpec, Tier
+from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Waiter, WaitFor
 from flexkv_py.keys import ROOT
 from tests.core.conftest import CHUNKS, NAMESPACE, chain
@@ -67,9 +69,10 @@ def test_the_first_to_tell_says_how_blocks_are_cut():
 
 def test_only_a_filling_copy_is_waited_for():
     """Nobody would ever tell someone who waits on a copy that has ended."""
-    index = Index(NAMESPACE, 0)
-    block = index.add(chain(1)[0], ROOT)
+    state = State(PlannerConfig())
+    block = Index(NAMESPACE, 0).add(chain(1)[0], ROOT)
     copy = Copy(block, Tier.SSD, 0)
-    copy.wait(Waiter(WaitFor.DEMAND))
-    assert copy.waiters is not None
-    assert len(copy.waiters) == 1
+    state.wait_on(copy, Waiter(WaitFor.DEMAND))
+    copy.state = CopyState.READY
+    with pytest.raises(AssertionError):
+        state.wait_on(copy, Waiter(WaitFor.DEMAND))

@@ -81,7 +81,7 @@ def _waiter_forgotten(right: Any) -> Any:
         if ok:
             right(state, copy, ok=ok, why=why)
         else:
-            copy.waiters = None
+            state.waiters.pop(copy, None)
 
     return tell_waiters
 
