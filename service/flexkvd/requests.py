@@ -221,6 +221,8 @@ class Requests:
         if not 0 <= message.epoch <= EPOCH_MAX:
             raise _bad_argument(f"epoch is {message.epoch}: use 0 to {EPOCH_MAX}")
         namespace = namespace_digest(session.geometry.fingerprint, session.hello.tenant, message.epoch)
+        session.begin_waiting()
+        session.resets.append(message.id)
         self._engine.post(NamespaceReset(session.number, message.id, namespace, self._engine.now_ns()))
 
     def _ticket(

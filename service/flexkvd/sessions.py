@@ -41,7 +41,8 @@ class Session:
     """One greeted client.
 
     `tickets` holds those that run and the last finished ones; `leaving` are unregistered memories
-    whose last copy still runs; `waiting` counts requests whose reply waits for something.
+    whose last copy still runs; `waiting` counts requests whose reply waits for something, and `resets`
+    has the ids of those among them that the planner will answer.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Session:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     memories_made: int = 0
     waiting: int = 0
+    resets: list[int] = field(default_factory=list)
     closed: bool = False
     _finished: deque[int] = field(default_factory=deque)
 
@@ -189,7 +191,12 @@ class Sessions:
             self.on_ticket_finished(ticket)
 
     def _request_done(self, done: RequestDone) -> None:
-        self._reply(done.session, Done(done.request))
+        session = self.by_number.get(done.session)
+        if session is not None and done.request in session.resets:
+            session.resets.remove(done.request)
+            session.end_waiting(Done(done.request))
+        else:
+            self._reply(done.session, Done(done.request))
 
     def _request_refused(self, refused: RequestRefused) -> None:
         if refused.session == 0:

@@ -63,6 +63,26 @@ def test_health_readiness_status_flush_and_metrics(tiered: DaemonThread) -> None
     assert samples["flexkv_tier_up", "ssd"] == 1
 
 
+def test_what_is_not_ready_says_how_far_it_is(
+    start: Callable[..., DaemonThread], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While S3 cannot be reached /readyz is 503, names the tier and its progress, and the workers are served."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    s3 = {"bucket": "b", "endpoint_url": "http://127.0.0.1:1", "region": "us-east-1", "retry_count_max": 0}
+    daemon = start(s3=s3, api={"socket": str(tmp_path / "admin.sock")})
+    with over(daemon.admin) as api, Client(daemon.socket, GEOMETRY) as client:
+        client.ping()
+        said = set()
+        end = time.monotonic() + 15
+        while "0 blocks found so far" not in said and time.monotonic() < end:
+            answer = api.get("/readyz")
+            assert (answer.status_code, answer.json()["ready"]) == (503, False)
+            said.add(answer.json()["reasons"]["s3"])
+    assert said <= {"connecting", "0 blocks found so far"}
+    assert "0 blocks found so far" in said
+
+
 def test_errors_have_a_code_and_a_message(tiered: DaemonThread) -> None:
     """Unknown routes, bad bodies and tiers that are not there are all answered in one form."""
     with over(tiered.admin) as api:

@@ -31,6 +31,7 @@ from flexkv_py.wire.messages import (
     Ping,
     Registered,
     RegisterMemory,
+    Reset,
     Save,
     Wait,
     Welcome,
@@ -39,6 +40,7 @@ from flexkvd.tickets import Ticket
 
 from .conftest import GEOMETRY, PAGE_TOKENS, DaemonThread, Worker
 
+WARM_TURNS = 100
 HELLO = Hello(1, PROTOCOL_VERSION, GEOMETRY)
 
 
@@ -183,7 +185,8 @@ def test_garbage_ends_only_its_own_session(
     frames = [
         bytes(encode(message)) for message in (HELLO, Ping(2), Match(3, bytes(64)), Load(4, bytes(16), bytes(8), 1))
     ]
-    for turn in range(300):
+    rss = 0
+    for turn in range(500):
         client = Stranger(daemon.socket)
         with suppress(OSError):
             if chance.random() < 0.5:
@@ -193,6 +196,8 @@ def test_garbage_ends_only_its_own_session(
                 data[chance.randrange(len(data))] = chance.randrange(256)
             client.socket.sendall(data[: chance.randrange(1, len(data))])
         client.socket.close()
+        if turn == WARM_TURNS:
+            rss = psutil.Process().memory_info().rss
         if turn % 50 == 0:
             loaded = worker.client.load(keys, worker.pages(20, 8), worker.memory).wait(timeout_s=5)
             assert loaded.length == 8
@@ -201,6 +206,7 @@ def test_garbage_ends_only_its_own_session(
         time.sleep(0.01)
     assert daemon.call(lambda: daemon.parts.server.connections) == 1
     assert daemon.call(lambda: len(daemon.parts.sessions.by_number)) == 1
+    assert psutil.Process().memory_info().rss - rss < 8 << 20  # 20 KiB kept of each would be seen
 
 
 def test_an_announced_giant_is_refused_before_it_is_kept(stranger: Callable[[], Stranger]) -> None:
@@ -259,6 +265,25 @@ def test_waiting_requests_are_bounded(start: Callable[..., DaemonThread]) -> Non
         client.say(*(Wait(number, ticket, timeout_ms=60_000) for number in range(2, 7)))
         assert client.hears_code(6) == ErrorCode.LIMIT_EXCEEDED
         owner.ping()
+        client.socket.close()
+
+
+def test_waiting_resets_are_bounded_too(start: Callable[..., DaemonThread]) -> None:
+    """Resets of a namespace that takes its time are refused beyond the limit; each of the others is answered once."""
+    daemon = start(limits={"requests_per_session_max": 1})
+    with Client(daemon.socket, GEOMETRY) as owner:
+        worker = Worker(owner, block_count=1024)
+        keys = owner.keys(list(range(16 * 1024)))
+        assert owner.save(keys, worker.pages(0, 1024), worker.memory).wait(timeout_s=10).length == 1024
+        client = Stranger(daemon.socket).greet()
+        client.say(*(Reset(number, 0) for number in range(2, 12)))
+        heard = [client.hear() for _ in range(10)]
+        assert {type(reply) for reply in heard} == {Done, Failed}
+        assert sorted(reply.id for reply in heard if reply is not None) == list(range(2, 12))
+        refused = [reply for reply in heard if isinstance(reply, Failed)]
+        assert {reply.code for reply in refused} == {ErrorCode.LIMIT_EXCEEDED}
+        client.say(Reset(12, 0), Ping(13))
+        assert {type(client.hear()), type(client.hear())} == {Done}
         client.socket.close()
 
 
