@@ -1,11 +1,14 @@
 """Registration of a worker's memory: the descriptor it sent, checked and mapped.
 
-Owns what is believed of a registration; the mapping itself is `flexkv_tiers.memory`'s.
+Owns what is believed of a registration, and when it is answered: a worker that lost its connection and
+registers the same memory again must not be told so while copies of its last session still run there.
+The mapping itself is `flexkv_tiers.memory`'s.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import Registered, RegisterMemory
@@ -15,8 +18,13 @@ from flexkvd.memories import RegisteredMemory
 from flexkvd.sessions import Session
 
 
-def register(session: Session, message: RegisterMemory, limits: LimitsTable) -> Registered:
-    """Map the memfd that came with the message. Raises FlexKVError; the descriptor is closed in any case."""
+def register(
+    session: Session, message: RegisterMemory, limits: LimitsTable, sessions: Iterable[Session]
+) -> Registered | None:
+    """Map the memfd that came with the message; None when the reply waits for copies of ended sessions.
+
+    Raises FlexKVError; the descriptor is closed in any case.
+    """
     descriptor = session.connection.take_descriptor()
     if descriptor is None:
         raise FlexKVError(
@@ -27,10 +35,46 @@ def register(session: Session, message: RegisterMemory, limits: LimitsTable) -> 
         mapping = WorkerMemory(descriptor, message, session.geometry)
     finally:
         os.close(descriptor)
+    busy = _still_copying(mapping, sessions)
+    if busy:
+        try:
+            session.begin_waiting()
+        except FlexKVError:
+            mapping.close()
+            raise
     session.memories_made += 1
     number = session.memories_made
     session.memories[number] = RegisteredMemory(number, mapping)
-    return Registered(message.id, number)
+    reply = Registered(message.id, number)
+    if not busy:
+        return reply
+    _after_copies(busy, lambda: session.end_waiting(reply))
+    return None
+
+
+def _still_copying(mapping: WorkerMemory, sessions: Iterable[Session]) -> list[RegisteredMemory]:
+    """Other mappings of this very memory, of sessions that are gone, in which a copy may still run."""
+    return [
+        memory
+        for session in sessions
+        if session.closed
+        for memory in (*session.memories.values(), *session.leaving.values())
+        if memory.mapping.file == mapping.file
+    ]
+
+
+def _after_copies(memories: list[RegisteredMemory], answer: Callable[[], None]) -> None:
+    """Call `answer` when no copy of today touches any of these memories any more."""
+    left = len(memories)
+
+    def ended() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            answer()
+
+    for memory in memories:
+        memory.fence(None, ended)
 
 
 def _check(session: Session, message: RegisterMemory, limits: LimitsTable) -> None:

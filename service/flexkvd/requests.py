@@ -105,8 +105,8 @@ class Requests:
     def _hello_again(self, _session: Session, _message: Hello) -> DaemonMessage:
         raise AssertionError("the server answers a second hello itself")
 
-    def _register(self, session: Session, message: RegisterMemory) -> DaemonMessage:
-        return register(session, message, self._limits)
+    def _register(self, session: Session, message: RegisterMemory) -> DaemonMessage | None:
+        return register(session, message, self._limits, self._sessions.by_number.values())
 
     def _unregister(self, session: Session, message: UnregisterMemory) -> None:
         memory = session.memory(message.memory)
@@ -120,6 +120,7 @@ class Requests:
         def closed() -> None:
             del session.leaving[memory.number]
             session.end_waiting(Done(message.id))
+            self._sessions.forget_if_empty(session)
 
         memory.close(closed)
 

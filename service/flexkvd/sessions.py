@@ -212,14 +212,15 @@ class Sessions:
         assert session.closed
         for number, memory in list(session.memories.items()):
             memory.close(partial(self._memory_closed, session, number))
-        self._forget_if_empty(session)
+        self.forget_if_empty(session)
 
     def _memory_closed(self, session: Session, number: int) -> None:
         del session.memories[number]
-        self._forget_if_empty(session)
+        self.forget_if_empty(session)
 
-    def _forget_if_empty(self, session: Session) -> None:
-        if not session.memories:
+    def forget_if_empty(self, session: Session) -> None:
+        """Forget a session that is gone once none of its memories is mapped any more."""
+        if session.closed and not session.memories and not session.leaving:
             self.by_number.pop(session.number, None)
 
 

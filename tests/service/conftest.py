@@ -1,7 +1,10 @@
 """A whole daemon on a thread of the test's process, and real clients of it over real Unix sockets."""
 
 import asyncio
+import mmap
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -141,21 +144,22 @@ class Worker:
     """A client with paged KV of its own in a sealed memfd, whose bytes the test can see and set."""
 
     def __init__(self, client: Client, block_count: int = 64) -> None:
-        import mmap
-        import os
-
         self.client = client
         self.layout = PagedLayout(GEOMETRY, page_count=block_count * PAGES_PER_BLOCK, page_tokens=PAGE_TOKENS)
-        descriptor = create_memory(self.layout.bytes)
-        self.bytes = mmap.mmap(descriptor, self.layout.bytes)
-        self.memory: Memory = client.register_memory(
-            descriptor,
+        self.descriptor = create_memory(self.layout.bytes)
+        weakref.finalize(self, os.close, self.descriptor)
+        self.bytes = mmap.mmap(self.descriptor, self.layout.bytes)
+        self.memory = self.register()
+
+    def register(self) -> Memory:
+        """Once more, should the first registration be gone."""
+        return self.client.register_memory(
+            self.descriptor,
             bytes=self.layout.bytes,
             page_count=self.layout.page_count,
             page_tokens=PAGE_TOKENS,
             layout=self.layout.layers,
         )
-        os.close(descriptor)
 
     def pages(self, first_block: int, block_count: int) -> list[int]:
         return list(range(first_block * PAGES_PER_BLOCK, (first_block + block_count) * PAGES_PER_BLOCK))

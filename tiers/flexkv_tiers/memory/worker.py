@@ -6,6 +6,8 @@ nothing itself. The server makes one per RegisterMemory, the lanes read and writ
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,7 +27,7 @@ class WorkerMemory:
     """One registered memory: checked, mapped, planned.
 
     `strands[c]` says how chunk c of a block is copied; `chunk_bytes` and `chunk_payload_bytes` are
-    the geometry's.
+    the geometry's. `file` is the same for all mappings of one memfd.
     """
 
     def __init__(self, descriptor: int, message: RegisterMemory, geometry: Geometry) -> None:
@@ -35,6 +37,8 @@ class WorkerMemory:
         """
         check_layout(geometry, message)
         check_sealed(descriptor, message.bytes)
+        status = os.fstat(descriptor)
+        self.file = (status.st_dev, status.st_ino)
         self._map = map_shared(descriptor, message.bytes)
         # Views hang on this array, which holds the mapping's buffer. An array made over the mmap object
         # itself would hold nothing, and closing would unmap the memory under a running copy.

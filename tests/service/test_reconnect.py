@@ -1,0 +1,101 @@
+"""A connection is lost, the daemon lives on: what the worker may believe of its memory afterwards."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYetError
+
+import pytest
+
+from flexkv_py.client import Client
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkvd.sessions import Session
+
+from .conftest import GEOMETRY, DaemonThread, Worker
+
+TOKENS = list(range(16 * 8))
+
+
+class Gate:
+    """While shut, every copy of the daemon stops at its frame."""
+
+    def __init__(self, daemon: DaemonThread) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+        self._view = daemon.parts.arena.view
+        daemon.parts.arena.view = self._gated  # type: ignore[method-assign]
+
+    def open(self) -> None:
+        self._open.set()
+
+    def _gated(self, frame: int, length: int) -> memoryview:
+        self.reached.set()
+        assert self._open.wait(10)
+        return self._view(frame, length)
+
+
+@pytest.fixture
+def worker(daemon: DaemonThread) -> Iterator[Worker]:
+    """A worker that has saved eight blocks."""
+    with Client(daemon.socket, GEOMETRY, timeout_s=10) as client:
+        worker = Worker(client)
+        worker.fill(1)
+        client.save(client.keys(TOKENS), worker.pages(0, 8), worker.memory).wait(timeout_s=5)
+        yield worker
+
+
+def lose_connection(client: Client) -> None:
+    """As a network or a peer does it; the client comes back by itself with its next call."""
+    link = client._link
+    assert link is not None
+    link._socket.shutdown(socket.SHUT_RDWR)
+
+
+def sessions_of(daemon: DaemonThread) -> Callable[[], list[Session]]:
+    return lambda: list(daemon.parts.sessions.by_number.values())
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def again(call: Callable[[], object]) -> None:
+    """Call until the loss has been noticed and told."""
+    try:
+        call()
+    except FlexKVError as error:
+        if error.code is not ErrorCode.DAEMON_LOST:
+            raise
+        call()
+
+
+@pytest.mark.parametrize("unregistering", [False, True])
+def test_memory_registered_again_is_free_of_the_last_sessions_copies(
+    daemon: DaemonThread, worker: Worker, unregistering: bool
+) -> None:
+    """After a loss, registration and fence wait for copies of the lost session, even of what it was unregistering."""
+    gate, client = Gate(daemon), worker.client
+    with ThreadPoolExecutor(2) as pool:
+        client.load(client.keys(TOKENS), worker.pages(20, 8), worker.memory)
+        assert gate.reached.wait(5)
+        if unregistering:
+            leaving = pool.submit(worker.memory.unregister)
+            until(lambda: any(each.leaving for each in daemon.call(sessions_of(daemon))))
+        lose_connection(client)
+        back = pool.submit(again, worker.register if unregistering else lambda: client.fence(worker.memory))
+        with pytest.raises(NotYetError):
+            back.result(0.3)
+        gate.open()
+        back.result(5)
+        if unregistering:
+            assert isinstance(leaving.exception(5), FlexKVError)
+    assert worker.block_bytes(27) == worker.block_bytes(7)
+    worker.bytes[:] = bytes(len(worker.bytes))
+    client.ping()
+    assert not any(worker.bytes[:])
+    until(lambda: [each.closed for each in daemon.call(sessions_of(daemon))] == [False])
