@@ -44,7 +44,8 @@ _PR_SET_PDEATHSIG = 1
 class S3Server:
     """One SeaweedFS process on free loopback ports; its data stay in `directory` over restarts.
 
-    It dies with the process that started it.
+    It dies with the process that started it. `with` kills it at the end, which takes no time; `stop` lets
+    it close its files first.
     """
 
     def __init__(self, directory: Path, *, port: int | None = None, buckets: Sequence[str] = ("flexkv",)) -> None:
@@ -53,6 +54,7 @@ class S3Server:
         self._port_wanted = port
         self._ports: dict[str, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._sockets: dict[Path, int] = {}  # inodes of the Unix sockets that this process has made
 
     @property
     def endpoint_url(self) -> str:
@@ -93,7 +95,7 @@ class S3Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.kill()
 
     def start(self) -> None:
         """Start and wait until it answers. After `stop` or `kill` it comes back on the same ports."""
@@ -105,6 +107,7 @@ class S3Server:
                 self._ports = _free_ports(self._port_wanted)
             self._process = self._exec()
             if self._answers():
+                self._note_sockets()
                 return
             self.kill()
         raise RuntimeError(f"the S3 server did not start; see {self._log}")
@@ -124,10 +127,7 @@ class S3Server:
         if process is not None:
             process.kill()
             process.wait()
-        for port in self._ports.values():  # it leaves its Unix sockets behind
-            for number in (port, port + _GRPC_OFFSET):
-                for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
-                    left.unlink(missing_ok=True)
+        self._remove_sockets()
 
     def suspend(self) -> None:
         """Let it hang: connections open, no answer."""
@@ -135,6 +135,20 @@ class S3Server:
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+    def _note_sockets(self) -> None:
+        """Nobody else has these ports now, so what is named after them is its own."""
+        numbers = [port + offset for port in self._ports.values() for offset in (0, _GRPC_OFFSET)]
+        found = (path for number in numbers for path in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"))
+        self._sockets = {path: path.stat().st_ino for path in found}
+
+    def _remove_sockets(self) -> None:
+        """It leaves them behind; another server may have taken port and name since."""
+        for path, inode in self._sockets.items():
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+        self._sockets.clear()
 
     @property
     def _log(self) -> Path:
@@ -156,6 +170,7 @@ class S3Server:
             "admin.ui": "false",
             "webdav": "false",
             "master.electionTimeout": "1s",
+            "master.resumeState": "false",  # or the volumes may meet it before it leads, and sulk for 5 s
             "s3.config": identities,
             "s3.autoCreateBucket": "false",
             "s3.port.iceberg": 0,
@@ -250,6 +265,7 @@ def main() -> None:
             print(f"export {name}={value}", flush=True)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        server.stop()
 
 
 if __name__ == "__main__":

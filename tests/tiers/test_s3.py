@@ -17,6 +17,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3 import S3Config, S3Store
 from flexkv_tiers.s3.names import object_name
+from scripts.s3server import S3Server
 from tests.tiers.contract import SMALL, Frames, assert_readable, block, content, drain, fault_of_read
 from tests.tiers.s3_backing import impatient, patient, shared_server
 
@@ -345,6 +346,18 @@ def test_the_test_server_listens_on_loopback_only():
     listening = [each for each in psutil.Process(shared_server().pid).net_connections() if each.status == "LISTEN"]
     assert len(listening) >= 5
     assert {each.laddr.ip for each in listening} == {"127.0.0.1"}
+
+
+def test_the_test_server_removes_its_own_sockets_only(tmp_path):
+    """What has another file's place by the time it ends belongs to another server, and stays."""
+    with S3Server(tmp_path) as server:
+        taken, *others = server._sockets
+        taken.unlink()
+        taken.write_bytes(b"another's")
+    assert others
+    assert not any(path.exists() for path in others)
+    assert taken.read_bytes() == b"another's"
+    taken.unlink()
 
 
 # ----------------------------------------------------- listings and deletes
