@@ -18,6 +18,8 @@ from .stored import Objects, Segments, Store
 INTACT = 8
 """Blocks that are left alone: they must be served throughout."""
 PREFIX = "trial"
+AT_START = {"found_damaged", "found_duplicate", "listed_damaged"}
+"""What the tiers call damage they meet at start."""
 UNSEEN_AT_START = {"zero header", "zero whole record", "cut to nothing"}
 """On SSD these leave what a dropped record leaves: nothing tells that a record was there."""
 
@@ -72,7 +74,7 @@ class Ground:
     def counts(self) -> float:
         """Everything that counts damage: faults of reads, and what the start met."""
         tier = self.daemon.status()["tiers"][self.tier]
-        at_start = sum(count for name, count in tier.items() if name in ("found_damaged", "found_duplicate"))
+        at_start = sum(count for name, count in tier.items() if name in AT_START)
         return at_start + sum(count for what, count in self.daemon.faults().items() if what.startswith(self.tier))
 
     def judge(self, key: bytes, counted_before: float) -> Verdict:
@@ -104,13 +106,16 @@ def damage_in_place(folder: Path, server: S3Server | None, *, running: bool) -> 
 
 
 def cut_objects(folder: Path, server: S3Server, *, running: bool) -> dict[str, Verdict]:
-    """Cut an object to every length of `CUTS`, add a byte to another, and delete one."""
+    """Cut one object to every length of `CUTS`, and lengthen others by a byte and by a page."""
 
     def cut(length: int) -> Damage:
         return lambda record, _other: record[:length]
 
+    def longer(length: int) -> Damage:
+        return lambda record, _other: record + bytes(length)
+
     cuts = {f"cut {name}": cut(length) for name, length in CUTS.items()}
-    return _damage(folder, server, running, cuts | {"one byte more": lambda record, _other: record + b"\0"})
+    return _damage(folder, server, running, cuts | {"a byte more": longer(1), "a page more": longer(4096)})
 
 
 def cut_segment(folder: Path, name: str, *, running: bool) -> dict[str, Verdict]:
