@@ -154,6 +154,8 @@ class SsdStore:
             self._segments_removed += 1
             return
         assert self._io is not None
+        if found.file_bytes % found.slot_bytes:
+            self._census.damaged += 1  # segments are made of whole slots: something cut this one in mid-slot
         self._keep(DirectFile(path, self._io.path), found.number)
         self._table.add(found.number, found.slot_bytes, slot_count, SlotState.UNREAD)
 
