@@ -42,7 +42,15 @@ from flexkv_py.core.messages import (
     TimePassed,
     TransfersFinished,
 )
-from flexkv_py.core.recovery import introduce, namespace_blocks, on_blocks_found, on_reset, on_tier_changed, pump_resets
+from flexkv_py.core.recovery import (
+    forget_idle_indexes,
+    introduce,
+    namespace_blocks,
+    on_blocks_found,
+    on_reset,
+    on_tier_changed,
+    pump_resets,
+)
 from flexkv_py.core.room import clean_ahead
 from flexkv_py.core.saving import on_save, serve_room_saves, throttle_waiting
 from flexkv_py.core.sessions import Session, Ticket
@@ -192,6 +200,7 @@ class Planner:
             for lease in list(session.leases.values()):
                 let_go(state, session, lease)
             del state.sessions[event.session]
+            forget_idle_indexes(state)
         state.out.append(EndSession(event.session))
 
     def _on_match(self, event: MatchAsked) -> None:

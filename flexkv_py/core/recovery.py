@@ -84,6 +84,13 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
     drop_record(state, second)
 
 
+def forget_idle_indexes(state: State) -> None:
+    """Indexes without blocks and sessions go, or every epoch and tenant that ever came would leave one."""
+    wanted = {(session.namespace, session.shard) for session in state.sessions.values()}
+    for at in [at for at, index in state.indexes.items() if not index.blocks and at not in wanted]:
+        del state.indexes[at]
+
+
 def on_reset(state: State, event: NamespaceReset) -> None:
     """Close the namespace's indexes at once; their copies go in bounded slices."""
     indexes = [state.indexes.pop(at) for at in list(state.indexes) if at[0] == event.namespace]
