@@ -75,28 +75,31 @@ class Bystander(threading.Thread):
         assert max(self.latencies_s) < LATENCY_S_MAX, f"the other client waited {max(self.latencies_s):.2f} s"
 
 
+def tables_of(folder: Path) -> dict[str, dict[str, object]]:
+    """An SSD tier, and stories kept so short that their ring is full before anything is measured."""
+    return {"ssd": {"directory": str(folder / "ssd"), "bytes": "64MiB"}, "limits": {"story_events_max": 1000}}
+
+
 def garbage(folder: Path, *, messages: int = 20_000, seed: int = 1) -> dict[str, float]:
     """Send `messages` hostile messages over many connections; each is answered by a code or by the end."""
     chance, codes = Random(seed), Counter[str]()
-    tables = {"ssd": {"directory": str(folder / "ssd"), "bytes": "64MiB"}}
-    with DaemonProcess(folder, tables) as daemon:
+    with DaemonProcess(folder, tables_of(folder)) as daemon:
         other = Bystander(daemon)
         other.start()
         sent = connections = 0
-        before: tuple[int, int] | None = None
+        before: tuple[int, int] = (0, 0)
         begun = time.monotonic()
         while sent < messages:
             sent += _session(daemon, chance, codes)
             connections += 1
-            if before is None and sent >= WARM_UP_SHARE * messages:
+            if not before[0] and sent >= WARM_UP_SHARE * messages:
                 before = _footprint(daemon)
         seconds = time.monotonic() - begun
+        until(lambda: daemon.descriptors() <= before[1], "no more descriptors are open than before", 10)
         after = _footprint(daemon)
         other.end()
-        assert before is not None
         assert ErrorCode.INTERNAL not in codes, f"a bug answered: {daemon.log_tail()}"
         assert set(codes) - {"served"} <= set(ErrorCode)
-        assert after[1] == before[1], f"{after[1] - before[1]} descriptors more than before"
         assert after[0] - before[0] < GROWTH_BYTES_MAX, f"the daemon grew by {after[0] - before[0]} bytes"
         daemon.settle()
         daemon.recount()
@@ -107,7 +110,7 @@ def garbage(folder: Path, *, messages: int = 20_000, seed: int = 1) -> dict[str,
             "answered by a code": sum(codes.values()) - codes["served"],
             "different codes": len(codes) - 1,
             "growth_KiB": (after[0] - before[0]) / 1024,
-            "descriptors more": after[1] - before[1],
+            "descriptors more": max(0, after[1] - before[1]),
             "rounds of the other client": other.rounds,
             "its match_ms_p50": 1000 * percentile(other.latencies_s, 50),
             "its match_ms_p99": 1000 * percentile(other.latencies_s, 99),
