@@ -97,8 +97,8 @@ def test_every_trouble_has_a_fault_and_a_start_error():
     for trouble in Trouble:
         failure = Failed(trouble, "what happened")
         assert tier_fault(failure).fault is FAULT_OF[trouble]
-        assert "what happened" in start_error(failure).message
-    assert start_error(Failed(Trouble.DENIED, "")).code is ErrorCode.S3_DENIED
+        assert start_error(failure, "b").message.startswith("bucket 'b': what happened")
+    assert start_error(Failed(Trouble.DENIED, ""), "b").code is ErrorCode.S3_DENIED
 
 
 def test_the_breaker_opens_after_a_row_of_outages_and_on_hopeless_ones():

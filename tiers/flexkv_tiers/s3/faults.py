@@ -135,6 +135,6 @@ def tier_fault(failure: Failed) -> TierFault:
     return TierFault(FAULT_OF[failure.trouble], explained(failure))
 
 
-def start_error(failure: Failed) -> FlexKVError:
+def start_error(failure: Failed, bucket: str) -> FlexKVError:
     """Why the tier cannot start, as the coded error a person meets."""
-    return FlexKVError(_CODE.get(failure.trouble, ErrorCode.S3_UNREACHABLE), explained(failure))
+    return FlexKVError(_CODE.get(failure.trouble, ErrorCode.S3_UNREACHABLE), f"bucket {bucket!r}: {explained(failure)}")

@@ -106,7 +106,7 @@ class S3Store:
         if failure is not None:
             self._health.open(explained(failure))
             self._go_down()
-            raise start_error(failure)
+            raise start_error(failure, self._config.bucket)
 
     async def close(self) -> None:
         self._closed = True
