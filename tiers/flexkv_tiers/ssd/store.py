@@ -296,8 +296,9 @@ class SsdStore:
         try:
             file = making.result()
         except OSError as error:
-            fault = Fault.FULL if directories.refusal(self._directory, error).code is ErrorCode.DISK_FULL else Fault.IO
-            raise TierFault(fault, f"no new segment in {self._directory}: {error.strerror}") from error
+            refusal = directories.refusal(self._directory, error)
+            fault = Fault.FULL if refusal.code is ErrorCode.DISK_FULL else Fault.IO
+            raise TierFault(fault, refusal.message) from error
         self._keep(file, growth.number)
         self._table.add(growth.number, growth.slot_bytes, growth.slot_count, SlotState.FREE)
         if cancelled:
