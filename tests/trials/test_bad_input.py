@@ -63,7 +63,7 @@ def save_to_a_missing_tier(client: Client, pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("ask", "code", "cause", "cure"),
     [
-        (register_other_layout, ErrorCode.GEOMETRY_MISMATCH, "every layer of every plane", "register"),
+        (register_other_layout, ErrorCode.GEOMETRY_MISMATCH, "every layer of every plane", "register the memory of the model"),
         (save_page_out_of_range, ErrorCode.PAGE_OUT_OF_RANGE, "page 128 is not in this memory", "numbered from 0"),
         (load_too_few_pages, ErrorCode.BAD_ARGUMENT, "2 pages for 2 keys", "give 2 pages per key"),
         (save_a_key_twice, ErrorCode.DUPLICATE_KEY, "listed twice", "name each block once"),
@@ -124,7 +124,7 @@ def test_a_socket_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
     """Daemon and client both name the limit and a way out."""
     long = tmp_path / ("x" * 120)
     daemon = DaemonProcess(tmp_path, {"daemon": {"socket": str(long)}})
-    assert_refused(daemon, ErrorCode.BAD_SOCKET_PATH, "107", "shorter")
+    assert_refused(daemon, ErrorCode.BAD_SOCKET_PATH, f"{len(str(long))} bytes", "use 1 to 107")
     with pytest.raises(FlexKVError) as caught:
         Client(long, GEOMETRY)
     assert_told(caught.value, ErrorCode.BAD_SOCKET_PATH, "107", "shorter")
@@ -165,8 +165,7 @@ def test_a_disk_that_fills_up_refuses_saves_and_serves_on(tmp_path: Path) -> Non
                 details |= {saved.detail} - {""}
             assert stored
             assert len(stored) < 16
-            print(details)
-            assert any("full" in detail or "No space" in detail for detail in details), details
+            assert any("is full (No space left" in told and "free space there" in told for told in details), details
             for first in stored:
                 pages.wipe(0, 64)
                 assert client.load(chain(client, first, 64), pages.pages(0, 64), pages.memory).wait().length == 64
@@ -185,7 +184,7 @@ def test_a_bucket_that_does_not_exist_ends_the_daemon(tmp_path: Path) -> None:
     server = shared_server()
     s3 = {"bucket": "nowhere", "endpoint_url": server.endpoint_url, "region": "us-east-1"}
     daemon = DaemonProcess(tmp_path, {"s3": s3}, server.environment)
-    assert_refused(daemon, ErrorCode.S3_BUCKET_MISSING, "'nowhere'", "create it", "s3.bucket")
+    assert_refused(daemon, ErrorCode.S3_BUCKET_MISSING, "bucket 'nowhere'", "create the bucket", "s3.bucket")
 
 
 def test_a_second_daemon_is_refused(tmp_path: Path) -> None:
