@@ -18,7 +18,8 @@ MIB = 1 << 20
 CLIENTS = 4
 CHAIN_BLOCKS = 32
 STORY_EVENTS_PER_BLOCK = 32
-ALLOWED = {Outcome.STORED, Outcome.THROTTLED, Outcome.REFUSED}
+ANSWERS = (Outcome.STORED, Outcome.THROTTLED, Outcome.REFUSED, Outcome.LATE)
+"""`late` is for keys that were being copied when the deadline passed; only short deadlines bring it."""
 
 Answers = dict[int, tuple[BlockKey, Outcome]]
 """What a save answered, by the number of the block."""
@@ -39,8 +40,8 @@ def burst(folder: Path, *, dram_mib: int = 16, admission: str = "always", deadli
         seconds = time.monotonic() - begun
         counts = Counter(outcome for _, outcome in answers.values())
         assert len(answers) == blocks // CLIENTS * CLIENTS
-        assert set(counts) <= ALLOWED, f"a burst answered {dict(counts)}"
-        assert counts[Outcome.STORED] * BLOCK_BYTES >= dram_mib * MIB // 2, f"hardly anything was stored: {counts}"
+        assert set(counts) <= set(ANSWERS), f"a burst answered {dict(counts)}"
+        assert counts[Outcome.STORED], "nothing was stored"
         vanished = _read_all(daemon, answers)
         if admission == "always":
             assert vanished == [], f"{len(vanished)} blocks were answered stored and are gone: {vanished[:5]}"
@@ -51,9 +52,7 @@ def burst(folder: Path, *, dram_mib: int = 16, admission: str = "always", deadli
         daemon.recount()
         return {
             "blocks": len(answers),
-            "stored": counts[Outcome.STORED],
-            "throttled": counts[Outcome.THROTTLED],
-            "refused": counts[Outcome.REFUSED],
+            **{outcome.value: counts[outcome] for outcome in ANSWERS},
             "vanished with their eviction told": len(vanished),
             "burst_s": seconds,
             "MiB_per_s": counts[Outcome.STORED] * BLOCK_BYTES / MIB / seconds,
@@ -81,7 +80,9 @@ def _save_all(daemon: DaemonProcess, blocks_per_client: int, deadline_s: float) 
         for first, keys, ticket in tickets:
             outcomes = ticket.wait(timeout_s=60).outcomes
             assert len(outcomes) == len(keys), f"a save of {len(keys)} keys had no end in 60 s"
-            answers |= {first + at: (key, outcome) for at, (key, outcome) in enumerate(zip(keys, outcomes, strict=True))}
+            answers |= {
+                first + at: (key, outcome) for at, (key, outcome) in enumerate(zip(keys, outcomes, strict=True))
+            }
         return answers
 
     with ThreadPoolExecutor(CLIENTS) as pool:

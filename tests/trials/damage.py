@@ -119,11 +119,6 @@ IN_PLACE: dict[str, Damage] = dict(
 """Damage that leaves the record's length."""
 
 
-def harmless(damage: Damage, record: bytes, other: bytes) -> bool:
-    """Whether nothing changed: padding is zero already, and records of one geometry share their fields."""
-    return damage(record, other) == record
-
-
 CUTS: dict[str, int] = {
     "to nothing": 0,
     "to half a header": HEADER_BYTES // 2,

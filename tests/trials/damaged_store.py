@@ -1,17 +1,19 @@
-"""Damages stored records under a stopped or a running daemon: a miss and a count, never the bytes; the tier stays up."""
+"""Damages records under a stopped or a running daemon: a miss and a count, never the bytes; the tier stays up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from flexkv_py.client import Client
 from flexkv_py.core.messages import Outcome
+from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_py.keys import BlockKey
 from scripts.s3server import S3Server
 
 from .blocks import GEOMETRY, Pages, chain, content
-from .damage import CUTS, IN_PLACE, Damage, harmless
+from .damage import CUTS, IN_PLACE, Damage
 from .fleet import DaemonProcess
 from .stored import Objects, Segments, Store
 
@@ -20,17 +22,25 @@ INTACT = 8
 PREFIX = "trial"
 AT_START = {"found_damaged", "found_duplicate", "listed_damaged"}
 """What the tiers call damage they meet at start."""
-UNSEEN_AT_START = {"zero header", "zero whole record", "cut to nothing"}
+UNSEEN_AT_START = frozenset({"zero header", "zero whole record", "cut to nothing"})
 """On SSD these leave what a dropped record leaves: nothing tells that a record was there."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one damaged block: outcome of the first load, length of a match after it, and whether counted."""
+    """What became of one damaged block.
+
+    `counted` is what its load added to the counters; under a daemon that was stopped, all they count so far.
+    """
 
     outcome: Outcome
     matched_after: int
     counted: float
+
+    @property
+    def is_miss(self) -> bool:
+        """Not served now, and not promised again."""
+        return self.outcome in (Outcome.MISS, Outcome.FAILED) and self.matched_after == 0
 
 
 class Ground:
@@ -68,25 +78,27 @@ class Ground:
             return Segments(self._folder / "ssd")
         return Objects(self._server, f"{PREFIX}-{self._folder.name}")
 
-    def number(self, key: bytes) -> int:
-        return self._numbers[key]
-
     def counts(self) -> float:
         """Everything that counts damage: faults of reads, and what the start met."""
         tier = self.daemon.status()["tiers"][self.tier]
         at_start = sum(count for name, count in tier.items() if name in AT_START)
         return at_start + sum(count for what, count in self.daemon.faults().items() if what.startswith(self.tier))
 
-    def judge(self, key: bytes, counted_before: float) -> Verdict:
-        """Load a damaged block; raises if one byte comes that is not its own."""
-        number = self._numbers[key]
+    def judge(self, damaged: dict[str, bytes], *, running: bool) -> dict[str, Verdict]:
+        """Load every damaged block; raises if one byte comes that is not its own."""
+        verdicts = {}
         with Client(self.daemon.socket, GEOMETRY, timeout_s=30) as client:
             pages = Pages(client, 1)
-            keys = chain(client, number, 1)
-            [outcome] = client.load(keys, pages.pages(0, 1), pages.memory).wait().outcomes
-            came, own = pages.block_bytes(0), content(number)
-            assert all(byte in (0, right) for byte, right in zip(came, own, strict=True)), "bytes of somebody else's"
-            return Verdict(outcome, client.match(keys).length, self.counts() - counted_before)
+            for name, key in damaged.items():
+                number = self._numbers[key]
+                before = self.counts() if running else 0
+                pages.wipe(0)
+                [outcome] = client.load([BlockKey(key)], pages.pages(0, 1), pages.memory).wait().outcomes
+                came, own = pages.block_bytes(0), content(number)
+                strange = any(byte not in (0, right) for byte, right in zip(came, own, strict=True))
+                assert not strange, f"{name}: bytes came that are not the block's"
+                verdicts[name] = Verdict(outcome, client.match([BlockKey(key)]).length, self.counts() - before)
+        return verdicts
 
     def check_intact(self, keys: list[bytes]) -> None:
         """The tier is up and serves every block that was left alone."""
@@ -96,48 +108,59 @@ class Ground:
             for number in (self._numbers[key] for key in keys):
                 pages.wipe(0)
                 loaded = client.load(chain(client, number, 1), pages.pages(0, 1), pages.memory).wait()
-                assert loaded.outcomes == [Outcome.LOADED], f"intact block {number}: {loaded}"
+                assert loaded.outcomes == [Outcome.LOADED], f"block {number}, which nobody damaged: {loaded}"
                 assert pages.wrong(0, [number]) == []
 
 
-def damage_in_place(folder: Path, server: S3Server | None, *, running: bool) -> dict[str, Verdict]:
-    """Apply every damage of `IN_PLACE` to a record of its own; the verdict on each, by its name."""
-    return _damage(folder, server, running, IN_PLACE)
+def judge_all(verdicts: Mapping[str, Verdict], *, running: bool, unseen: Set[str] = frozenset()) -> dict[str, float]:
+    """Every one a miss, and every one counted, once; `unseen` leave nothing that could be counted at start."""
+    served = {name: verdict for name, verdict in verdicts.items() if not verdict.is_miss}
+    assert not served, f"served though damaged: {served}"
+    counts = [verdict.counted for verdict in verdicts.values()]
+    if running:
+        uncounted = [name for name, verdict in verdicts.items() if verdict.counted != 1]
+        assert not uncounted, f"not counted once: {uncounted}"
+    else:
+        assert max(counts) == len(verdicts) - len(unseen & set(verdicts)), f"damages are not counted: {verdicts}"
+    return {"records damaged": len(verdicts), "counted": sum(counts) if running else max(counts)}
 
 
-def cut_objects(folder: Path, server: S3Server, *, running: bool) -> dict[str, Verdict]:
-    """Cut one object to every length of `CUTS`, and lengthen others by a byte and by a page."""
+def damage(
+    folder: Path, server: S3Server | None = None, *, running: bool, cut: str = "in mid-chunk", in_place: bool = True
+) -> dict[str, float]:
+    """Apply every damage to a record of its own, on SSD or (with a server) in S3.
 
-    def cut(length: int) -> Damage:
-        return lambda record, _other: record[:length]
-
-    def longer(length: int) -> Damage:
-        return lambda record, _other: record + bytes(length)
-
-    cuts = {f"cut {name}": cut(length) for name, length in CUTS.items()}
-    return _damage(folder, server, running, cuts | {"a byte more": longer(1), "a page more": longer(4096)})
-
-
-def cut_segment(folder: Path, name: str, *, running: bool) -> dict[str, Verdict]:
-    """Cut a segment file within its last record (every other record stays whole)."""
-    return _damage(folder, None, running, {f"cut {name}": lambda record, _other: record[: CUTS[name]]}, last=True)
+    On SSD only the last record of a file can be cut without harm to another: one kind of `cut` a run.
+    """
+    cuts = {f"cut {cut}": _cut(CUTS[cut])} if server is None else _wrong_lengths()
+    verdicts = _damage(folder, server, running, cuts | IN_PLACE if in_place else cuts)
+    return judge_all(verdicts, running=running, unseen=UNSEEN_AT_START if server is None else frozenset())
 
 
-def _damage(
-    folder: Path, server: S3Server | None, running: bool, damages: Mapping[str, Damage], last: bool = False
-) -> dict[str, Verdict]:
+def _wrong_lengths() -> dict[str, Damage]:
+    """Objects cut to every length of `CUTS`, and longer by a byte and by a page."""
+    longer: dict[str, Damage] = {
+        "a byte more": lambda record, _other: record + bytes(1),
+        "a page more": lambda record, _other: record + bytes(ALIGN_BYTES),
+    }
+    return {f"cut {name}": _cut(length) for name, length in CUTS.items()} | longer
+
+
+def _cut(length: int) -> Damage:
+    return lambda record, _other: record[:length]
+
+
+def _damage(folder: Path, server: S3Server | None, running: bool, damages: Mapping[str, Damage]) -> dict[str, Verdict]:
     ground = Ground(folder, server)
     with ground.daemon as daemon:
         ground.fill(len(damages))
         daemon.stop()
         if running:
             daemon.start()
-        damaged, intact = _apply(ground.store(), damages, last, ground.number)
+        damaged, intact = _apply(ground.store(), damages)
         if not running:
             daemon.start()
-        verdicts = {}
-        for name, key in damaged.items():
-            verdicts[name] = ground.judge(key, ground.counts() if running else 0)
+        verdicts = ground.judge(damaged, running=running)
         ground.check_intact(intact)
         daemon.settle()
         daemon.recount()
@@ -145,16 +168,14 @@ def _damage(
         return verdicts
 
 
-def _apply(
-    store: Store, damages: Mapping[str, Damage], last: bool, number: Callable[[bytes], int]
-) -> tuple[dict[str, bytes], list[bytes]]:
+def _apply(store: Store, damages: Mapping[str, Damage]) -> tuple[dict[str, bytes], list[bytes]]:
     """Damage one record for every damage that changes anything; keys by name of damage, and keys left alone."""
-    keys = store.keys() if last else sorted(store.keys(), key=number)
+    keys = store.keys()
     other, records = store.read(keys[0]), {key: store.read(key) for key in keys}
     damaged: dict[str, bytes] = {}
-    for name, damage in damages.items():
-        key = keys[-1]
-        if not harmless(damage, records[key], other):
+    for name, damage_of in damages.items():
+        record = records[keys[-1]]
+        if damage_of(record, other) != record:  # padding is zero already, and all share the header's fixed fields
             damaged[name] = keys.pop()
-            store.write(key, damage(records[key], other))
+            store.write(damaged[name], damage_of(record, other))
     return damaged, keys

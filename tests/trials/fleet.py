@@ -40,7 +40,9 @@ class DaemonProcess:
     `tables` are the configuration's, over defaults small enough that every tier matters.
     """
 
-    def __init__(self, folder: Path, tables: Tables | None = None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, tables: Tables | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.socket = folder / "worker.sock"
         self.ssd = folder / "ssd"
@@ -156,17 +158,14 @@ class DaemonProcess:
 
     def descriptors(self, name: str = "") -> int:
         """Open descriptors of the daemon, or those of memfds called `name`."""
-        targets = [target for target in map(_target, _entries(Path(f"/proc/{self.pid}/fd")))]
+        folder = Path(f"/proc/{self.pid}/fd")
+        targets = [_target(folder / name) for name in os.listdir(folder)]
         return sum(not name or target.startswith(f"/memfd:{name} ") for target in targets if target)
 
     def rss_bytes(self) -> int:
         """Resident memory of the daemon's own: without the arena and the workers' mappings."""
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
         return int(fields["RssAnon"].split()[0]) * 1024
-
-
-def _entries(folder: Path) -> list[Path]:
-    return [folder / name for name in os.listdir(folder)]
 
 
 def _target(link: Path) -> str:

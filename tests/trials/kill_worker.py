@@ -19,7 +19,9 @@ GONE_S_MAX = 0.1
 SETTLE_S_MAX = 5.0
 
 
-def kill_worker(folder: Path, *, repetitions: int = 10, gone_s_max: float = GONE_S_MAX, seed: int = 1) -> dict[str, float]:
+def kill_worker(
+    folder: Path, *, repetitions: int = 10, gone_s_max: float = GONE_S_MAX, seed: int = 1
+) -> dict[str, float]:
     """Kill one worker after another at random moments of their work, each timed from the kill on."""
     chance = random.Random(seed)
     tables = {"ssd": {"directory": str(folder / "ssd"), "bytes": "256MiB"}}

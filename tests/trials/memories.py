@@ -223,5 +223,3 @@ def _pipeline(daemon: DaemonProcess) -> int:
     finally:
         worker.socket.close()
     return sent
-
-

@@ -35,9 +35,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
 def register_other_layout(client: Client, _pages: Pages) -> None:
     layout = PagedLayout(OTHER, page_count=16, page_tokens=PAGE_TOKENS)
     descriptor = create_memory(layout.bytes)
-    client.register_memory(
-        descriptor, bytes=layout.bytes, page_count=16, page_tokens=PAGE_TOKENS, layout=layout.layers
-    )
+    client.register_memory(descriptor, bytes=layout.bytes, page_count=16, page_tokens=PAGE_TOKENS, layout=layout.layers)
 
 
 def save_page_out_of_range(client: Client, pages: Pages) -> None:
@@ -63,7 +61,12 @@ def save_to_a_missing_tier(client: Client, pages: Pages) -> None:
 @pytest.mark.parametrize(
     ("ask", "code", "cause", "cure"),
     [
-        (register_other_layout, ErrorCode.GEOMETRY_MISMATCH, "every layer of every plane", "register the memory of the model"),
+        (
+            register_other_layout,
+            ErrorCode.GEOMETRY_MISMATCH,
+            "every layer of every plane",
+            "register the memory of the model",
+        ),
         (save_page_out_of_range, ErrorCode.PAGE_OUT_OF_RANGE, "page 128 is not in this memory", "numbered from 0"),
         (load_too_few_pages, ErrorCode.BAD_ARGUMENT, "2 pages for 2 keys", "give 2 pages per key"),
         (save_a_key_twice, ErrorCode.DUPLICATE_KEY, "listed twice", "name each block once"),
@@ -105,7 +108,13 @@ def refusal(daemon: DaemonProcess) -> str:
     """What `flexkvd` says when it does not start, on its own and by `main` alone."""
     command = [sys.executable, "-m", "flexkvd.main", "--config", str(daemon.config)]
     ended = subprocess.run(
-        command, env=daemon.environment, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+        command,
+        env=daemon.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
@@ -193,10 +202,10 @@ def test_a_second_daemon_is_refused(tmp_path: Path) -> None:
     with DaemonProcess(tmp_path, {"ssd": {"directory": str(tmp_path / "ssd"), "bytes": "16MiB"}}) as first:
         same_directory = {"ssd": {"directory": str(tmp_path / "ssd"), "bytes": "16MiB"}}
         second = DaemonProcess(tmp_path / "other", same_directory)
-        assert_refused(second, ErrorCode.DIRECTORY_LOCKED, f"process {first.pid}", "stop that daemon", "another directory")
+        assert_refused(
+            second, ErrorCode.DIRECTORY_LOCKED, f"process {first.pid}", "stop that daemon", "another directory"
+        )
         third = DaemonProcess(tmp_path / "other", {"daemon": {"socket": str(first.socket)}})
         assert_refused(third, ErrorCode.ALREADY_RUNNING, str(first.pid), "stop", "socket")
         with Client(first.socket, GEOMETRY) as client:
             client.ping()
-
-
