@@ -199,6 +199,7 @@ class Planner:
             for lease in list(session.leases.values()):
                 let_go(state, session, lease)
             del state.sessions[event.session]
+            recovery.forget_idle_indexes(state)
         state.out.append(EndSession(event.session))
 
     def _on_match(self, event: MatchAsked) -> None:

@@ -1,4 +1,4 @@
-"""The REST admin API: health, readiness, status, flush, metrics.
+"""The REST admin API: health, readiness, status, stories of blocks, flush, metrics.
 
 Owns routes and the bearer token; everything it says comes from a `Control`. Imported when the worker
 socket listens already, because FastAPI takes half a second.
@@ -14,13 +14,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any, Literal, Protocol
 
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.keys import KEY_BYTES, BlockKey
 
 FLUSH_S_DEFAULT = 60.0
 FLUSH_S_MAX = 3600.0
@@ -42,6 +43,8 @@ class Control(Protocol):
     def status(self) -> dict[str, object]: ...
 
     def metrics_text(self) -> bytes: ...
+
+    def story(self, key: BlockKey) -> list[dict[str, object]]: ...
 
     async def flush(self, to_tier: str, deadline_s: float) -> dict[str, object]: ...
 
@@ -75,6 +78,11 @@ def make_app(control: Control, token: str) -> FastAPI:
     async def status() -> dict[str, Any]:
         """Tiers, sessions, links, counters: what runs and what is kept where."""
         return control.status()
+
+    @app.get("/v1/blocks/{key}/story")
+    async def story(key: Annotated[str, Path(pattern=f"^[0-9a-fA-F]{{{2 * KEY_BYTES}}}$")]) -> dict[str, Any]:
+        """What happened to a block, oldest first, as far back as the ring of stories reaches."""
+        return {"key": key.lower(), "events": control.story(BlockKey(bytes.fromhex(key)))}
 
     @app.post("/v1/flush")
     async def flush(body: FlushBody) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import flexkv_py
 from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.keys import BlockKey
 from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, TIER_GAUGES, Metrics, Samples
 from flexkvd.parts import Parts
 
@@ -57,6 +58,20 @@ class Operator:
             "tiers": {"dram": parts.arena.status(), **tiers},
             "lanes": parts.lanes.status(),
         }
+
+    def story(self, key: BlockKey) -> list[dict[str, object]]:
+        """What the planner remembers of one block; `age_s` is how long ago it happened."""
+        parts = self._parts
+        now_ns = parts.engine.now_ns()
+        return [
+            {
+                "age_s": (now_ns - event.now_ns) / 1e9,
+                "what": event.what,
+                "tier": event.tier.name.lower(),
+                "detail": event.detail,
+            }
+            for event in parts.planner.story(key)
+        ]
 
     async def flush(self, to_tier: str, deadline_s: float) -> dict[str, object]:
         """Copy everything down; returns how many blocks were copied. Raises FlexKVError."""

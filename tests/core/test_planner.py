@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.messages import (
     BlocksFound,
@@ -11,6 +13,7 @@ from flexkv_py.core.messages import (
     FlushAsked,
     FoundBlock,
     LeaseReleased,
+    MatchAsked,
     MoveKind,
     NamespaceReset,
     NamespaceSpec,
@@ -350,14 +353,32 @@ def test_a_record_found_twice_is_dropped_once(benches):
     assert bench.match(keys).length == 1
 
 
-def test_a_truncated_object_listed_first_does_not_hide_the_whole_ones(benches):
-    """A listing knows only sizes: the largest of an index is its record size, and room is counted so."""
+@pytest.mark.parametrize("sizes", [(8192, 16384, 16384), (32768, 16384, 16384), (16384, 32768, 8192)])
+def test_objects_of_wrong_sizes_do_not_hide_the_right_ones(benches, sizes):
+    """Listed before the geometry is known, every object counts as the smallest; then all count as they should."""
     bench = benches(**THREE)
     other = NamespaceDigest(bytes(32))
     keys = chain(3)
-    found = [FoundBlock(key, parent, 0) for key, parent in zip(keys, [ROOT, *keys], strict=False)]
-    bench.post(BlocksFound(Tier.S3, other, 0, 8192, found[:1], 0))
-    bench.post(BlocksFound(Tier.S3, other, 0, 16384, found[1:], 0))
-    assert bench.planner.state.levels[Tier.S3].used_bytes == 3 * 16384
+    for key, parent, size in zip(keys, [ROOT, *keys], sizes, strict=False):
+        bench.post(BlocksFound(Tier.S3, other, 0, size, [FoundBlock(key, parent, 0)], 0))
+    assert bench.planner.state.levels[Tier.S3].used_bytes == 3 * min(sizes)
     bench.post(SessionOpened(2, NamespaceSpec(other, CHUNKS), 0, 0))
     assert bench.planner.state.levels[Tier.S3].used_bytes == 3 * (4096 + sum(CHUNKS))
+    bench.post(MatchAsked(2, 7, keys, (), 0, 0))
+    assert bench.told[-1].length == 3
+
+
+def test_a_namespace_without_blocks_is_forgotten_with_its_last_session(benches):
+    """Sessions of ever new epochs leave nothing; a namespace that has blocks, or another session, stays."""
+    bench = benches()
+    indexes = bench.planner.state.indexes
+    for number in range(2, 12):
+        spec = NamespaceSpec(NamespaceDigest(bytes([number]) * 32), CHUNKS)
+        bench.post(SessionOpened(number, spec, 0, 0))
+    assert len(indexes) == 11
+    bench.save(chain(1), session=3)
+    bench.settle()
+    bench.post(SessionOpened(12, NamespaceSpec(NamespaceDigest(bytes([4]) * 32), CHUNKS), 0, 0))
+    for number in range(2, 12):
+        bench.post(SessionClosed(number, 0))
+    assert {namespace[0] for namespace, _ in indexes} == {NAMESPACE[0], 3, 4}

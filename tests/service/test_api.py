@@ -83,6 +83,20 @@ def test_what_is_not_ready_says_how_far_it_is(
     assert "0 blocks found so far" in said
 
 
+def test_a_block_tells_its_story(tiered: DaemonThread) -> None:
+    """Saved, then demoted by a flush: both are told in order; a block nobody saved has no story."""
+    with over(tiered.admin) as api, Client(tiered.socket, GEOMETRY) as client:
+        worker = Worker(client)
+        [key] = client.keys(list(range(16)))
+        client.save([key], worker.pages(0, 1), worker.memory).wait(timeout_s=5)
+        api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": 5})
+        told = api.get(f"/v1/blocks/{key.hex().upper()}/story").json()
+        assert told["key"] == key.hex()
+        assert [(each["what"], each["tier"]) for each in told["events"]] == [("save", "dram"), ("demote", "ssd")]
+        assert all(0 <= each["age_s"] < 60 for each in told["events"])
+        assert api.get(f"/v1/blocks/{bytes(16).hex()}/story").json()["events"] == []
+
+
 def test_errors_have_a_code_and_a_message(tiered: DaemonThread) -> None:
     """Unknown routes, bad bodies and tiers that are not there are all answered in one form."""
     with over(tiered.admin) as api:
@@ -91,9 +105,10 @@ def test_errors_have_a_code_and_a_message(tiered: DaemonThread) -> None:
             api.post("/v1/flush", json={"to_tier": "tape"}),
             api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": -1}),
             api.post("/v1/flush", content=b"{"),
+            api.get("/v1/blocks/1234/story"),
             api.post("/v1/flush", json={"to_tier": "s3"}),
         ]
-    assert [answer.status_code for answer in answers] == [404, 400, 400, 400, 400]
+    assert [answer.status_code for answer in answers] == [404, 400, 400, 400, 400, 400]
     assert all(set(answer.json()) == {"code", "message"} for answer in answers)
     assert "without s3" in answers[-1].json()["message"]
 

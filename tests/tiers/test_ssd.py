@@ -147,6 +147,23 @@ def test_a_truncated_segment_is_a_miss(disk, frames, keep):
     disk.live(after)
 
 
+def test_a_segment_cut_in_its_last_record_is_counted(disk, frames):
+    """What is left of a slot is no record: the block is a miss, the others are found, and the start says so."""
+
+    async def cut(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(1), block(2)])
+        path, offset = disk.place(places[block(2)])
+        with path.open("r+b") as file:
+            file.truncate(offset + 4 * KIB)
+
+    async def after(store: SsdStore) -> None:
+        assert set(places_of([batch async for batch in store.found()])) == {block(1)}
+        assert store.status()["found_damaged"] == 1
+
+    disk.live(cut)
+    disk.live(after)
+
+
 @pytest.mark.parametrize("other", [block(2), block(1, space=2), block(1, shard=1)], ids=["key", "space", "shard"])
 def test_swapped_records_are_a_miss_and_found_where_they_are(disk, frames, other):
     """Two whole records swapped: each is CORRUPT at its old place; a new life finds both right at their new one."""

@@ -144,10 +144,28 @@ def change_layer(at: int, **fields: object) -> Callable[[RegisterMemory], Regist
         change(page_tokens=0),
         change(page_tokens=-16),
         change(page_tokens=5),
-        change(page_tokens=2),  # ends inside a row of the index plane
-        change(page_tokens=8),  # pages of half the declared size
         change(kind="tensor"),
         change(kind="window"),
+        change_layer(3, offset=-1),
+        change_layer(3, offset=MESSAGE.bytes),
+        change_layer(3, offset=1 << 62),
+        change_layer(3, page_stride=0),
+        change_layer(3, page_stride=-640),
+        change_layer(3, page_stride=1 << 60),
+    ],
+)
+def test_a_lying_registration_is_a_bad_argument(
+    descriptor: int, lie: Callable[[RegisterMemory], RegisterMemory]
+) -> None:
+    """Numbers that contradict each other or reason are refused, whatever the memory is."""
+    assert refusal(descriptor, lie(MESSAGE)) is ErrorCode.BAD_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        change(page_tokens=2),  # ends inside a row of the index plane
+        change(page_tokens=8),  # pages of half the declared size
         change(layout=[]),
         change(layout=MESSAGE.layout[:-1]),
         change(layout=MESSAGE.layout + MESSAGE.layout[-1:]),
@@ -155,21 +173,15 @@ def change_layer(at: int, **fields: object) -> Callable[[RegisterMemory], Regist
         change_layer(0, layer=99),
         change_layer(0, plane=-1),
         change_layer(0, plane=2),
-        change_layer(3, offset=-1),
-        change_layer(3, offset=MESSAGE.bytes),
-        change_layer(3, offset=1 << 62),
-        change_layer(3, page_stride=0),
-        change_layer(3, page_stride=-640),
-        change_layer(3, page_stride=1 << 60),
         change_layer(3, page_bytes=0),
         change_layer(3, page_bytes=1),
     ],
 )
-def test_a_lying_registration_is_a_bad_argument(
+def test_a_registration_of_another_model_is_a_geometry_mismatch(
     descriptor: int, lie: Callable[[RegisterMemory], RegisterMemory]
 ) -> None:
-    """Numbers that contradict the geometry, each other or reason are refused, whatever the memory is."""
-    assert refusal(descriptor, lie(MESSAGE)) is ErrorCode.BAD_ARGUMENT
+    """Other layers or rows than hello declared are refused as that."""
+    assert refusal(descriptor, lie(MESSAGE)) is ErrorCode.GEOMETRY_MISMATCH
 
 
 @pytest.mark.parametrize("lie", [change(page_tokens=8), change(page_count=PAGE_COUNT + 1), change(bytes=4096)])

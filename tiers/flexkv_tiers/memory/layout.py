@@ -66,7 +66,7 @@ def page_runs(pages: Sequence[int]) -> Iterator[PageRun]:
 
 
 def check_layout(geometry: Geometry, message: RegisterMemory) -> None:
-    """Refuse (BAD_ARGUMENT) a registration whose numbers contradict themselves or the geometry."""
+    """Refuse a registration whose numbers contradict the geometry (GEOMETRY_MISMATCH) or themselves (BAD_ARGUMENT)."""
     if not 1 <= message.bytes <= MEMORY_BYTES_MAX:
         raise _refuse(f"the memory has {message.bytes} bytes: announce 1 to {MEMORY_BYTES_MAX}")
     if not 1 <= message.page_count <= PAGE_COUNT_MAX:
@@ -102,7 +102,7 @@ def _check_paged(geometry: Geometry, message: RegisterMemory) -> None:
     listed = sorted((entry.plane, entry.layer) for entry in message.layout)
     if listed != expected:
         wrong = next((ours for ours, theirs in zip(expected, listed, strict=False) if ours != theirs), None)
-        raise _refuse(
+        raise _mismatch(
             f"the layout must list every layer of every plane of the geometry exactly once: {len(expected)} entries, "
             f"this one has {len(listed)}" + ("" if wrong is None else f"; see plane {wrong[0]}, layer {wrong[1]}")
         )
@@ -119,9 +119,9 @@ def _check_entry(geometry: Geometry, message: RegisterMemory, entry: LayerLayout
             "use pages of whole rows"
         )
     if entry.page_bytes != rows * plane.row_bytes:
-        raise _refuse(
+        raise _mismatch(
             f"{where}: a page has {rows} rows of {plane.row_bytes} bytes, so page_bytes is {rows * plane.row_bytes}, "
-            f"not {entry.page_bytes}; put padding between pages into page_stride"
+            f"not {entry.page_bytes} (padding between pages belongs into page_stride)"
         )
     if entry.page_stride < entry.page_bytes:
         raise _refuse(
@@ -189,3 +189,8 @@ def _strand(places: list[LayerLayout], first: Piece) -> Strand:
 
 def _refuse(why: str) -> FlexKVError:
     return FlexKVError(ErrorCode.BAD_ARGUMENT, why)
+
+
+def _mismatch(why: str) -> FlexKVError:
+    cure = "register the memory of the model that hello declared, or connect with this one's geometry"
+    return FlexKVError(ErrorCode.GEOMETRY_MISMATCH, f"{why}: {cure}")

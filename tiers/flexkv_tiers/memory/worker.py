@@ -31,8 +31,9 @@ class WorkerMemory:
     """
 
     def __init__(self, descriptor: int, message: RegisterMemory, geometry: Geometry) -> None:
-        """Check and map. Raises FlexKVError: BAD_ARGUMENT for the numbers, BAD_MEMORY for the memory.
+        """Check and map.
 
+        Raises FlexKVError: BAD_ARGUMENT or GEOMETRY_MISMATCH for the numbers, BAD_MEMORY for the memory.
         The descriptor stays the caller's and may be closed as soon as this returns or raises.
         """
         check_layout(geometry, message)

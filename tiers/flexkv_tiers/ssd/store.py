@@ -154,6 +154,8 @@ class SsdStore:
             self._segments_removed += 1
             return
         assert self._io is not None
+        if found.file_bytes % found.slot_bytes:
+            self._census.damaged += 1  # segments are made of whole slots: something cut this one in mid-slot
         self._keep(DirectFile(path, self._io.path), found.number)
         self._table.add(found.number, found.slot_bytes, slot_count, SlotState.UNREAD)
 
@@ -298,8 +300,9 @@ class SsdStore:
         try:
             file = making.result()
         except OSError as error:
-            fault = Fault.FULL if directories.refusal(self._directory, error).code is ErrorCode.DISK_FULL else Fault.IO
-            raise TierFault(fault, f"no new segment in {self._directory}: {error.strerror}") from error
+            refusal = directories.refusal(self._directory, error)
+            fault = Fault.FULL if refusal.code is ErrorCode.DISK_FULL else Fault.IO
+            raise TierFault(fault, refusal.message) from error
         self._keep(file, growth.number)
         self._table.add(growth.number, growth.slot_bytes, growth.slot_count, SlotState.FREE)
         if cancelled:

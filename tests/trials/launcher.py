@@ -1,0 +1,46 @@
+"""`flexkvd` itself, which also recounts its state on SIGUSR1 and logs what it found.
+
+The recount is the tests' own (`flexkv_py.core.invariants`); the product neither has nor needs the signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+
+from flexkv_py.core import invariants
+from flexkv_py.core.planner import Planner
+from flexkvd import daemon
+from flexkvd.config import Config
+from flexkvd.main import main
+from flexkvd.parts import Parts
+
+AGREE, BROKEN = "recounted: the invariants agree", "recounted: the invariants are broken"
+
+log = logging.getLogger(__name__)
+make_parts = daemon.make_parts
+
+
+async def make_recounting_parts(config: Config, stack: AsyncExitStack) -> Parts:
+    """The daemon's parts, with a signal handler beside them."""
+    parts = await make_parts(config, stack)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, recount, parts.planner)
+    return parts
+
+
+def recount(planner: Planner) -> None:
+    """Count everything anew and log whether the planner's own counts agree."""
+    try:
+        invariants.check(planner)
+    except AssertionError:
+        log.exception(BROKEN)
+    else:
+        log.info(AGREE)
+
+
+if __name__ == "__main__":
+    daemon.make_parts = make_recounting_parts
+    sys.exit(main())

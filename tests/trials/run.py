@@ -1,0 +1,134 @@
+"""`scripts/trials NAME [options]`: one trial by hand, at any size; its figures as a small table.
+
+Exit status 1 when the trial failed; what the daemon logged is then at the end of the message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.s3server import S3Server
+
+from .burst import burst
+from .damage import CUTS
+from .damaged_store import damage
+from .garbage import garbage
+from .kill_daemon import kill_daemon
+from .kill_worker import kill_worker
+from .memories import deaf, holes, refused_offers
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How a trial is called; `options` are its integers with the default a person wants."""
+
+    run: Callable[..., Figures]
+    says: str
+    options: dict[str, int]
+
+
+def bursts(folder: Path, *, dram_mib: int) -> Figures:
+    """Both admissions, and a deadline too short for all."""
+    figures: Figures = {}
+    for name, options in {
+        "always": {},
+        "second-use": {"admission": "second-use"},
+        "short deadline": {"deadline_s": 0.1},
+    }.items():
+        (folder / name).mkdir()
+        part = burst(folder / name, dram_mib=dram_mib, **{"deadline_s": 60.0} | options)
+        figures |= {f"{name}: {each}": figure for each, figure in part.items()}
+    return figures
+
+
+def damages(folder: Path) -> Figures:
+    """Every damage, on SSD and in S3, under a stopped and a running daemon."""
+    figures: Figures = {}
+    with S3Server(folder / "server") as server:
+        for running in (False, True):
+            state = "running" if running else "stopped"
+            for at, cut in enumerate(CUTS):
+                (place := folder / f"ssd-{state}-{at}").mkdir()
+                part = damage(place, running=running, cut=cut, in_place=at == 0)
+                figures |= {f"ssd, {state}, cut {cut}: {each}": figure for each, figure in part.items()}
+            (place := folder / f"s3-{state}").mkdir()
+            part = damage(place, server, running=running)
+            figures |= {f"s3, {state}: {each}": figure for each, figure in part.items()}
+    return figures
+
+
+def memories(folder: Path, *, rounds: int, workers: int) -> Figures:
+    """Everything hostile about memory, and workers that do not read."""
+    places = [folder / name for name in ("offers", "holes", "deaf")]
+    for place in places:
+        place.mkdir()
+    return refused_offers(places[0]) | holes(places[1], rounds=rounds) | deaf(places[2], workers=workers)
+
+
+TRIALS = {
+    "burst": Trial(bursts, "3 × DRAM saved at once by several clients", {"dram_mib": 64}),
+    "kill-worker": Trial(
+        kill_worker, "SIGKILL of workers with leases, tickets and memory", {"repetitions": 20, "seed": 1}
+    ),
+    "kill-daemon": Trial(kill_daemon, "SIGKILL of the daemon during saves, and restart", {"cycles": 50, "seed": 1}),
+    "damage": Trial(damages, "records damaged on SSD and in S3", {}),
+    "garbage": Trial(garbage, "hostile messages beside a working client", {"messages": 20_000, "seed": 1}),
+    "memories": Trial(memories, "hostile memories, and workers that read no reply", {"rounds": 200, "workers": 8}),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the named trial in a folder of its own; the exit status is 1 when it failed."""
+    given = vars(_parser().parse_args(arguments))
+    name = given.pop("name")
+    if given.pop("list") or name is None:
+        Console().print(_list())
+        return 0
+    trial, console = TRIALS[name], Console(stderr=True)
+    options = {option: default if given[option] is None else given[option] for option, default in trial.options.items()}
+    try:
+        with tempfile.TemporaryDirectory(prefix="trial-") as folder, console.status(f"{name}: {trial.says}"):
+            figures = trial.run(Path(folder), **options)
+    except AssertionError as failure:
+        console.print(f"{name} failed: {failure}", style="red", markup=False)
+        return 1
+    table = Table("figure", "value", title=f"{name}: {trial.says}")
+    table.columns[1].justify = "right"
+    for figure, value in figures.items():
+        table.add_row(figure, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+    Console().print(table)
+    return 0
+
+
+def _list() -> Table:
+    table = Table("trial", "what", "options")
+    for name, trial in TRIALS.items():
+        table.add_row(name, trial.says, " ".join(_flag(option) for option in trial.options))
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/trials", description="Run one trial over real processes.")
+    parser.add_argument("name", nargs="?", choices=TRIALS, help="which (none: as --list)")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    for option in sorted({option for trial in TRIALS.values() for option in trial.options}):
+        parser.add_argument(_flag(option), dest=option, type=int, metavar="N")
+    return parser
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""SIGKILL of workers and of the daemon (`scripts/trials kill-worker` and `kill-daemon` run them at any length)."""
+
+from pathlib import Path
+
+import pytest
+
+from .kill_daemon import kill_daemon
+from .kill_worker import kill_worker
+
+
+def test_killed_workers_leave_nothing_behind(tmp_path: Path) -> None:
+    """Lease, tickets, pins, frames and memory of a killed worker are gone, and the recount agrees."""
+    kill_worker(tmp_path, repetitions=2, gone_s_max=1.0)  # the machine may be busy: the limit has its own test
+
+
+@pytest.mark.timing
+def test_what_a_killed_worker_held_is_gone_in_a_tenth_of_a_second(tmp_path: Path) -> None:
+    """Lease, tickets and session end within 100 ms of the kill, every time."""
+    kill_worker(tmp_path, repetitions=3, seed=2)
+
+
+def test_every_acknowledged_save_survives_sigkill(tmp_path: Path) -> None:
+    """Five kills during saves with ack=ssd, by clients that reconnect by themselves: all of it is there, right."""
+    assert kill_daemon(tmp_path, cycles=5)["blocks acknowledged"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_every_acknowledged_save_survives_sigkill_fifty_times(tmp_path: Path) -> None:
+    """Fifty kills in a row."""
+    kill_daemon(tmp_path, cycles=50, seed=2)
