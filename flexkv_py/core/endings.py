@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState
+from flexkv_py.core.blocks import Copy, CopyState
 from flexkv_py.core.demands import demand_heard
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import copy_chunks, load_heard, on_load_copied
@@ -21,7 +21,7 @@ from flexkv_py.core.room import back_to_order
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
-from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
+from flexkv_py.core.transfers import Transfer, TransferKind, WaitFor
 
 LOST_FAULTS = (Fault.CORRUPT, Fault.MISSING)
 """Faults that mean the record is worthless: it is dropped, so nobody asks for it again."""
@@ -173,20 +173,15 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 
 def _tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:
-    block: Block = copy.block
     for waiter in state.waiters.pop(copy, ()):
-        _tell(state, waiter, copy, block, ok=ok, why=why)
-
-
-def _tell(state: State, waiter: Waiter, copy: Copy, block: Block, *, ok: bool, why: str) -> None:
-    if waiter.wait is WaitFor.LOAD:
-        assert waiter.transfer is not None
-        load_heard(state, waiter.transfer, ok=ok, why=why)
-    elif waiter.wait is WaitFor.PREFETCH:
-        assert waiter.ticket is not None
-        settle_key(state, waiter.ticket, waiter.position, Outcome.LOADED if ok else Outcome.FAILED)
-    elif waiter.wait is WaitFor.PRESENT:
-        present_heard(state, waiter, block, ok=ok)
-    else:
-        assert waiter.demand is not None
-        demand_heard(state, waiter.demand, copy, ok=ok, why=why)
+        if waiter.wait is WaitFor.LOAD:
+            assert waiter.transfer is not None
+            load_heard(state, waiter.transfer, ok=ok, why=why)
+        elif waiter.wait is WaitFor.PREFETCH:
+            assert waiter.ticket is not None
+            settle_key(state, waiter.ticket, waiter.position, Outcome.LOADED if ok else Outcome.FAILED)
+        elif waiter.wait is WaitFor.PRESENT:
+            present_heard(state, waiter, copy.block, ok=ok)
+        else:
+            assert waiter.demand is not None
+            demand_heard(state, waiter.demand, copy, ok=ok, why=why)
