@@ -146,7 +146,7 @@ def kill_daemon(folder: Path, *, cycles: int = 50, seed: int = 1) -> dict[str, f
         "blocks acknowledged": everything,
         "blocks acknowledged in a life, least": CHAIN_BLOCKS * min(new_counts),
         "blocks checked after kills": checked,
-        "saves lost to kills": record.losses,
+        "calls that met a dead daemon": record.losses,
         "saves of known blocks": record.resaves,
         "start_s_max": max(start_s),
     }
