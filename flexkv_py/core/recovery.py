@@ -47,16 +47,12 @@ def _set_record_bytes(state: State, index: Index, record_bytes: int) -> None:
 
 
 def on_blocks_found(state: State, event: BlocksFound) -> None:
-    """Records met at start become READY copies; what cannot be ours is counted and dropped.
-
-    A listing knows only sizes, and before a client has said the geometry no size proves anything: one
-    object that is too short or too long must not hide the right ones. So all are taken, reads tell them
-    apart, and each is counted as the smallest, or a long one could push others out of a full tier.
-    """
+    """Records met at start become READY copies; what cannot be ours is counted and dropped."""
     index = _index_of_found(state, event)
     level = state.levels[event.tier]
     if index.spec is None and event.chunk_bytes:
         introduce(state, index, NamespaceSpec(event.namespace, event.chunk_bytes))
+    # Until the geometry is known any size may be right: all are taken, each as the smallest, and reads tell them apart.
     if index.spec is None and (not index.record_bytes or event.record_bytes < index.record_bytes):
         _set_record_bytes(state, index, event.record_bytes)
     foreign = index.spec is not None and event.record_bytes != index.record_bytes
@@ -140,8 +136,7 @@ def _adopt(state: State, block: Block, tier: Tier, location: int) -> Copy:
 def forget_idle_indexes(state: State) -> None:
     """Indexes without blocks and sessions go, or every epoch and tenant that ever came would leave one."""
     wanted = {(session.namespace, session.shard) for session in state.sessions.values()}
-    for at in [at for at, index in state.indexes.items() if not index.blocks and at not in wanted]:
-        del state.indexes[at]
+    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or at in wanted}
 
 
 def on_reset(state: State, event: NamespaceReset) -> None:

@@ -371,14 +371,13 @@ def test_objects_of_wrong_sizes_do_not_hide_the_right_ones(benches, sizes):
 def test_a_namespace_without_blocks_is_forgotten_with_its_last_session(benches):
     """Sessions of ever new epochs leave nothing; a namespace that has blocks, or another session, stays."""
     bench = benches()
-    indexes = bench.planner.state.indexes
     for number in range(2, 12):
         spec = NamespaceSpec(NamespaceDigest(bytes([number]) * 32), CHUNKS)
         bench.post(SessionOpened(number, spec, 0, 0))
-    assert len(indexes) == 11
+    assert len(bench.planner.state.indexes) == 11
     bench.save(chain(1), session=3)
     bench.settle()
     bench.post(SessionOpened(12, NamespaceSpec(NamespaceDigest(bytes([4]) * 32), CHUNKS), 0, 0))
     for number in range(2, 12):
         bench.post(SessionClosed(number, 0))
-    assert {namespace[0] for namespace, _ in indexes} == {NAMESPACE[0], 3, 4}
+    assert {namespace[0] for namespace, _ in bench.planner.state.indexes} == {NAMESPACE[0], 3, 4}

@@ -22,10 +22,10 @@ SAVERS = 3
 CHAIN_BLOCKS = 8
 BLOCKS_PER_SAVER = 1 << 20
 RESAVE_SHARE = 0.2
-KILL_S_MAX = 0.3
+KILL_S_MAX = 0.25
 """Latest moment of the kill, counted from the first acknowledgement of a life."""
-OLD_CHAINS_CHECKED_MAX = 16
-CHAINS_PER_LIFE_MAX = 40
+OLD_CHAINS_CHECKED_MAX = 8
+CHAINS_PER_LIFE_MAX = 24
 SSD_MIB_PER_CYCLE = 64
 """Room for everything all savers can save in a cycle, or the tier would rightly evict."""
 
@@ -146,7 +146,7 @@ def kill_daemon(folder: Path, *, cycles: int = 50, seed: int = 1) -> dict[str, f
         "blocks acknowledged": everything,
         "blocks acknowledged in a life, least": CHAIN_BLOCKS * min(new_counts),
         "blocks checked after kills": checked,
-        "saves lost to kills": record.losses,
+        "calls that met a dead daemon": record.losses,
         "saves of known blocks": record.resaves,
         "start_s_max": max(start_s),
     }

@@ -193,7 +193,7 @@ def test_a_bucket_that_does_not_exist_ends_the_daemon(tmp_path: Path) -> None:
     server = shared_server()
     s3 = {"bucket": "nowhere", "endpoint_url": server.endpoint_url, "region": "us-east-1"}
     daemon = DaemonProcess(tmp_path, {"s3": s3}, server.environment)
-    assert_refused(daemon, ErrorCode.S3_BUCKET_MISSING, "s3://nowhere", "create the bucket", "s3.bucket")
+    assert_refused(daemon, ErrorCode.S3_BUCKET_MISSING, "s3://nowhere/", "create the bucket", "s3.bucket")
 
 
 def test_a_second_daemon_is_refused(tmp_path: Path) -> None:
