@@ -127,6 +127,23 @@ def test_zeroed_parts_are_a_miss(disk, frames, at, length):
     disk.live(scene)
 
 
+def test_a_record_zeroed_while_the_daemon_was_down_is_counted(disk, frames):
+    """A blank slot before a used one has lost its record; one that was dropped, or never used, has not."""
+
+    async def first(store: SsdStore) -> None:
+        places = await write_all(store, frames, [block(at) for at in range(6)])
+        ordered = sorted(places.items(), key=lambda place: place[1])
+        await store.drop(*ordered[1])
+        disk.overwrite(ordered[3][1], 0, bytes(RECORD_BYTES))
+
+    async def second(store: SsdStore) -> None:
+        assert len(places_of([batch async for batch in store.found()])) == 4
+        assert (store.status()["found_blank"], store.status()["found_damaged"]) == (1, 0)
+
+    disk.live(first)
+    disk.live(second)
+
+
 @pytest.mark.parametrize("keep", [0, 100, 4 * KIB, 12 * KIB, RECORD_BYTES - 1])
 def test_a_truncated_segment_is_a_miss(disk, frames, keep):
     """A segment cut off within its first record: faults while it lives, nothing of it found afterwards."""

@@ -14,9 +14,10 @@ from flexkv_tiers.codec import HEADER_BYTES, Header, chunk_checksum, pack_header
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd.directio import DirectFile
 
-NO_HEADER = bytes(HEADER_BYTES)
-"""What lies where no record is: allocated and never written, or erased."""
-
+BLANK = bytes(HEADER_BYTES)
+"""What lies where nothing was ever written."""
+ERASED = b"flexkvd: erased record".ljust(HEADER_BYTES, b"\0")
+"""What an erased header is replaced by; so a record that something else zeroed can be told and counted."""
 
 READ_BYTES_MIN = 1 << 20
 """Small chunks are read several at a time: eight reads of 320 KiB cost 2.5 times the CPU of one of 2.5 MiB."""
@@ -38,8 +39,8 @@ def write_record(
 
 
 def erase_record(file: DirectFile, offset: int, page: memoryview) -> None:
-    """Zero a record's header: from here on nobody can read it. Raises TierFault."""
-    page[:] = NO_HEADER
+    """Overwrite a record's header: from here on nobody can read it. Raises TierFault."""
+    page[:] = ERASED
     file.write([page], offset)
 
 

@@ -14,7 +14,7 @@ from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.codec import Header, parse_header
 from flexkv_tiers.ssd.directio import DirectFile
-from flexkv_tiers.ssd.records import NO_HEADER, erase_record
+from flexkv_tiers.ssd.records import BLANK, ERASED, erase_record
 
 SLOTS_PER_BATCH = 256
 """Headers read by one job: bounds the events' size and how long a thread is busy."""
@@ -25,7 +25,8 @@ class Slots:
     """One batch of slots, looked at: `records` by slot, and those whose header is no record's."""
 
     records: dict[int, Header] = field(default_factory=dict)
-    empty: list[int] = field(default_factory=list)
+    erased: list[int] = field(default_factory=list)
+    blank: list[int] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
 
 
@@ -35,8 +36,8 @@ def read_headers(file: DirectFile, slot_bytes: int, first: int, count: int, page
     for slot in range(first, first + count):
         try:
             file.read([page], slot * slot_bytes)
-            if bytes(page) == NO_HEADER:
-                slots.empty.append(slot)
+            if page in (ERASED, BLANK):
+                (slots.erased if page == ERASED else slots.blank).append(slot)
                 continue
             header = parse_header(page)
         except TierFault:
@@ -50,7 +51,7 @@ def read_headers(file: DirectFile, slot_bytes: int, first: int, count: int, page
 
 
 def erase_slots(file: DirectFile, slot_bytes: int, slots: list[int], page: memoryview) -> list[int]:
-    """Zero these slots' headers, so that none comes back over new chunks; returns those that worked."""
+    """Erase these slots' headers, so that none comes back over new chunks; returns those that worked."""
     erased = []
     for slot in slots:
         try:
@@ -62,17 +63,34 @@ def erase_slots(file: DirectFile, slot_bytes: int, slots: list[int], page: memor
 
 
 class Census:
-    """Sorts found records into batches and sees to it that no block is found twice."""
+    """Sorts found records into batches and sees to it that no block is found twice.
+
+    Slots of a segment are first used in order. One that is blank before one that is not has therefore
+    lost its record: an interrupted write, or something zeroed it. It is counted, and free.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[tuple[NamespaceDigest, int], set[BlockKey]] = {}
         self.found = 0
         self.damaged = 0
         self.duplicates = 0
+        self.blank = 0
+        self._segment = -1
+        self._blank_so_far = 0  # of this segment, since the last slot that is not blank
 
     def end(self) -> None:
         """Every slot was looked at: keep the counts, let the keys go."""
         self._keys.clear()
+
+    def _count_blank(self, slots: Slots, segment: int) -> None:
+        if segment != self._segment:
+            self._segment, self._blank_so_far = segment, 0
+        last_written = max((*slots.records, *slots.erased, *slots.damaged), default=-1)
+        before = sum(slot < last_written for slot in slots.blank)
+        if last_written >= 0:
+            self.blank += self._blank_so_far + before
+            self._blank_so_far = 0
+        self._blank_so_far += len(slots.blank) - before
 
     def take(self, slots: Slots, first_location: int, slot_bytes: int) -> tuple[list[FoundBatch], list[int]]:
         """The batches of one Slots (slot s is location `first_location` + s), and slots of second copies."""
@@ -88,6 +106,7 @@ class Census:
             keys.add(block.key)
             batch = batches.setdefault(group, FoundBatch(*group, slot_bytes, []))
             batch.blocks.append(FoundBlock(block.key, block.parent, first_location + slot))
+        self._count_blank(slots, first_location)
         self.found += len(slots.records) - len(second)
         self.damaged += len(slots.damaged)
         self.duplicates += len(second)

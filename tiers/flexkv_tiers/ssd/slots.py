@@ -27,9 +27,9 @@ class SlotState(IntEnum):
     USED = 1
     """A record, or one being written."""
     DAMAGED = 2
-    """A record whose bytes were found wrong, or whose header could not be zeroed: not reused until dropped."""
+    """A record whose bytes were found wrong, or whose header could not be erased: not reused until dropped."""
     LEAVING = 3
-    """Its header is being zeroed, or (at start) could not be: not readable, not reusable."""
+    """Its header is being erased, or (at start) could not be: not readable, not reusable."""
     UNREAD = 4
     """From the last life and not looked at yet."""
 

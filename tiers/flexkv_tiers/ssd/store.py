@@ -129,6 +129,7 @@ class SsdStore:
             "faults": {fault.value: self._faults[fault] for fault in Fault},
             "found": self._census.found,
             "found_damaged": self._census.damaged,
+            "found_blank": self._census.blank,
             "found_duplicate": self._census.duplicates,
         }
 
@@ -204,7 +205,7 @@ class SsdStore:
         erased = await self._disk.submit(partial(erase_slots, file, segment.slot_bytes, unwanted)) if unwanted else []
         states = dict.fromkeys(slots.records, SlotState.USED)
         states |= dict.fromkeys(unwanted, SlotState.LEAVING)
-        states |= dict.fromkeys(slots.empty + erased, SlotState.FREE)
+        states |= dict.fromkeys(slots.erased + slots.blank + erased, SlotState.FREE)
         for slot, state in states.items():
             self._table.set_state(base | slot, state)
         return batches
@@ -256,7 +257,7 @@ class SsdStore:
         self._end_read(location, reading)
 
     async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the location alone names a slot
-        """Zero a record's header, then free its slot. Raises TierFault(IO): the drop may then be asked for again."""
+        """Erase a record's header, then free its slot. Raises TierFault(IO): the drop may then be asked for again."""
         with self._moving():
             if self._table.state(location) in _HOLDING:  # else it is gone, or going
                 await self._erase(location)
