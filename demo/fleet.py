@@ -19,7 +19,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo.messages import WorkerReady, WorkRequest, WorkResult
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 
 _START_S_MAX = 60.0
 _STOP_S_MAX = 30.0

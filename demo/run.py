@@ -26,7 +26,7 @@ from demo.shape import ModelShape
 from demo.show import Show
 from demo.workload import Turn, agent_sessions, block_reuse, trace_sessions, working_set_blocks
 from flexkv_py.errors import FlexKVError
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 
 _INTERRUPTED = 130
 _PLAIN_WIDTH = 110

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from flexkv_py.client import Client
+from flexkvd.cli.s3server import S3Server
 from flexkvd.cli.spawn import MIB, Sizes, SpawnedDaemon
 from flexkvd.cli.traffic import Target
 from scripts.bench_parts.row import percentile, row
-from scripts.s3server import S3Server
 
 BLOCK_BYTES = 1 * MIB
 REQUESTS = 2_000

@@ -100,6 +100,9 @@ class Operator:
             **{each.name: {(): facts[each.of]} for each in PLANNER_GAUGES},
             "flexkv_link_bytes_total": _labelled(parts.executor.traffic.bytes),
             "flexkv_link_faults_total": parts.executor.traffic.faults,
+            "flexkv_damaged_at_start_total": {
+                (tier.name.lower(),): store.damaged_at_start for tier, (store, _) in parts.stores.items()
+            },
             "flexkv_link_waiting": {name: link.waiting for name, link in links.items()},
             "flexkv_link_running": {name: link.running for name, link in links.items()},
             "flexkv_request_errors_total": _labelled(parts.server.failures),

@@ -77,6 +77,7 @@ PLANNER_GAUGES = tuple(
 SHELL_FAMILIES = (
     Family("flexkv_link_bytes_total", "counter", "Bytes moved over a link.", ("link",)),
     Family("flexkv_link_faults_total", "counter", "Transfers that failed, by link and fault.", ("link", "fault")),
+    Family("flexkv_damaged_at_start_total", "counter", "Damaged records met at start and left out.", ("tier",)),
     Family("flexkv_link_waiting", "gauge", "Moves that wait for their turn on a link.", ("link",)),
     Family("flexkv_link_running", "gauge", "Moves that run on a link.", ("link",)),
     Family("flexkv_request_errors_total", "counter", "Coded errors sent to workers.", ("code",)),

@@ -9,22 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from flexkv_py.core.messages import Outcome, RequestRefused, TicketFinished, TicketKind
 from flexkv_py.wire.messages import Progress
-from flexkv_tiers.memory.worker import PageTable
-
-if TYPE_CHECKING:
-    from flexkvd.memories import RegisteredMemory
+from flexkv_tiers.memory.worker import PageTable, WorkerMemory
 
 Pages = npt.NDArray[np.uint32]
 """Some page numbers of a memory, shape [pages]."""
 
 USABLE = frozenset({Outcome.LOADED, Outcome.STORED, Outcome.PRESENT})
+
+
+class CopiedMemory(Protocol):
+    """What a ticket copies into or out of. It keeps `tickets` until they are settled."""
+
+    mapping: WorkerMemory
+    tickets: dict[int, Ticket]
+
+    def progressed(self, ticket: Ticket) -> None: ...
 
 
 class Waiter:
@@ -75,7 +81,7 @@ class Ticket:
         key_count: int,
         chunk_count: int,
         opened_ns: int,
-        memory: RegisteredMemory | None = None,
+        memory: CopiedMemory | None = None,
         pages: PageTable | None = None,
     ) -> None:
         self.number = number

@@ -16,7 +16,7 @@ from flexkv_py.client import Client
 from flexkv_py.core.messages import DrainStarted, Event, Instruction
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import GoingAway
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 
 from .conftest import GEOMETRY, DaemonThread, Worker
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from flexkv_tiers.base import TierStore
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3 import S3Config, S3Store
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 
 
 @cache

@@ -17,7 +17,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3 import S3Config, S3Store
 from flexkv_tiers.s3.names import object_name
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 from tests.tiers.contract import SMALL, Frames, assert_readable, block, content, drain, fault_of_read
 from tests.tiers.s3_backing import impatient, patient, shared_server
 

@@ -10,7 +10,7 @@ from flexkv_py.client import Client
 from flexkv_py.core.messages import Outcome
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import BlockKey
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 
 from .blocks import GEOMETRY, Pages, chain, content
 from .damage import CUTS, IN_PLACE, Damage

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 
 from .burst import burst
 from .damage import CUTS

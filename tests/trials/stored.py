@@ -11,7 +11,7 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.s3.names import listing_prefix, parse_object_name
 from flexkv_tiers.ssd.directory import segment_path, segments
-from scripts.s3server import S3Server
+from flexkvd.cli.s3server import S3Server
 
 from .damage import RECORD_BYTES
 

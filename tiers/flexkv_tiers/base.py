@@ -86,6 +86,11 @@ class TierStore(Protocol):
         """End what runs, release the lock. Idempotent."""
         ...
 
+    @property
+    def damaged_at_start(self) -> int:
+        """Records that `found` met and that are not whole: skipped, never served."""
+        ...
+
     def status(self) -> dict[str, object]:
         """Facts for people: directory or bucket, I/O path, bytes used, counters of faults."""
         ...

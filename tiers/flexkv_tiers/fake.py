@@ -89,6 +89,7 @@ class FakeRecords:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
+        self.damaged = 0  # met by `found`
         self.raw: dict[int, bytearray] = {}  # header and chunks as a disk would hold them; tests damage them
         self._next_location = 1
         self._room: dict[int, int] = {}  # bytes each location takes, however its record was damaged since
@@ -150,6 +151,7 @@ class FakeRecords:
             except TierFault:
                 self.raw.pop(location)
                 self.used_bytes -= self._room.pop(location)
+                self.damaged += 1
                 continue
             block = header.block
             group = (block.namespace, block.shard, header.record_bytes)
@@ -205,6 +207,10 @@ class FakeStore:
             self._records.drop(block, location, verdict)
         except TierFault as fault:
             raise self._counted(fault) from fault
+
+    @property
+    def damaged_at_start(self) -> int:
+        return self._records.damaged
 
     def status(self) -> dict[str, object]:
         return {

@@ -7,7 +7,6 @@ counted otherwise than the run itself.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import tempfile
 import time
@@ -15,13 +14,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from flexkv_py.core.messages import Tier
-from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.traces import TraceRequest
 from flexkvd.cli.admin import AdminClient, by_label
 from flexkvd.cli.cpu import cpu_seconds, owner_of
@@ -75,25 +72,15 @@ def _daemon(chosen: argparse.Namespace, stack: ExitStack) -> tuple[str, AdminCli
         return chosen.socket, AdminClient(chosen.admin), owner_of(chosen.socket)
     environment, s3_url = None, chosen.s3_url
     if s3_url == "auto":
-        server = stack.enter_context(_own_s3_server(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+        from flexkvd.cli.s3server import S3Server  # noqa: PLC0415 - brings boto3, which only this run needs
+
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(S3Server(folder, buckets=(_BUCKET,)))
         environment, s3_url = os.environ | server.environment, f"{server.endpoint_url}/{_BUCKET}/replay"
     sizes = Sizes(chosen.dram_bytes, chosen.ssd_bytes, s3_url, chosen.admission)
     daemon = stack.enter_context(SpawnedDaemon(sizes, environment))
     daemon.wait_ready()
     return daemon.socket, daemon.admin, daemon.pid
-
-
-def _own_s3_server(folder: Path) -> Any:
-    """The S3 server that the repository's tests use; an installed flexkv has none."""
-    try:
-        module = importlib.import_module("scripts.s3server")
-    except ModuleNotFoundError as error:
-        raise FlexKVError(
-            ErrorCode.BAD_ARGUMENT,
-            f"--s3-url auto starts the test server of the repository, and {error.name} is not there: run it in a "
-            "checkout with its test packages, or give the URL of a server",
-        ) from error
-    return module.S3Server(folder, buckets=(_BUCKET,))
 
 
 def _percentiles(latencies_s: list[float]) -> dict[str, float]:

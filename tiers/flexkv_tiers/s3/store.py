@@ -166,6 +166,10 @@ class S3Store:
                 return
             request = ListPage(page.token_next)
 
+    @property
+    def damaged_at_start(self) -> int:
+        return self._counts["listed_damaged"]
+
     def status(self) -> dict[str, object]:
         return {
             "bucket": self._config.bucket,

