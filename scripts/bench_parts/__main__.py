@@ -23,6 +23,8 @@ PEERS = (
     ("LMCache daemon", "retrieve, CPU and speed", "0.61 CPU-s per GB at 1.64 GB/s"),
     ("LMCache daemon", "start", "10 s"),
 )
+FILE_WIDTH = 110
+"""Columns of the tables where they do not go to a terminal."""
 
 
 def main() -> int:
@@ -31,7 +33,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=PARTS, help="this part only; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     chosen = parser.parse_args()
-    console, progress = Console(), Console(stderr=True)
+    console, progress = Console(width=None if sys.stdout.isatty() else FILE_WIDTH), Console(stderr=True)
     rows: list[dict[str, Any]] = []
     for name in chosen.only or PARTS:
         with progress.status(f"measuring: {name}"):

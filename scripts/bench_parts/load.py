@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from flexkv_py.client import Client
 from flexkvd.cli.s3server import S3Server
 from flexkvd.cli.spawn import MIB, Sizes, SpawnedDaemon
 from flexkvd.cli.traffic import Target
+from scripts.bench_parts.echo import Echo
 from scripts.bench_parts.row import percentile, row
 
 BLOCK_BYTES = 1 * MIB
@@ -59,29 +60,42 @@ def _beside_load(name: str, sizes: Sizes, trace: Path, environment: Mapping[str,
     with SpawnedDaemon(sizes, environment) as daemon:
         daemon.wait_ready()
         geometry = Target(daemon.socket, BLOCK_BYTES, tokens_per_block=512).geometry()
-        flexkv = [str(Path(sys.executable).parent / "flexkv"), "replay", str(trace), "--socket", daemon.socket]
+        flexkv = [
+            "nice",
+            "-n",
+            "19",
+            str(Path(sys.executable).parent / "flexkv"),
+            "replay",
+            str(trace),
+            "--socket",
+            daemon.socket,
+        ]
         flexkv += ["--admin", daemon.admin.address, "--block-bytes", str(BLOCK_BYTES), "--clients", "2"]
         load = subprocess.Popen(flexkv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             time.sleep(WARM_UP_S)
-            with Client(daemon.socket, geometry, role="scheduler") as client:
-                times = _pings(client)
+            with Client(daemon.socket, geometry, role="scheduler") as client, Echo() as echo:
+                times, echoes = _pings(client.ping, echo.ping)
             assert load.poll() is None, "the load ended before the pings did"
         finally:
             load.kill()
             load.wait()
     return [
+        row(f"socket: bare echo while {name}, p50", percentile(echoes, 50), "µs"),
+        row(f"socket: bare echo while {name}, p99", percentile(echoes, 99), "µs"),
         row(f"socket: ping while {name}, p50", percentile(times, 50), "µs"),
         row(f"socket: ping while {name}, p99", percentile(times, 99), "µs", most=300),
     ]
 
 
-def _pings(client: Client) -> list[float]:
-    times = []
+def _pings(*calls: Callable[[], object]) -> list[list[float]]:
+    """Times of these calls, in turn."""
+    times: list[list[float]] = [[] for _ in calls]
     end = time.monotonic() + WATCH_S
     while time.monotonic() < end:
-        started = time.perf_counter_ns()
-        client.ping()
-        times.append((time.perf_counter_ns() - started) / 1000)
-        time.sleep(PAUSE_S)
+        for call, taken in zip(calls, times, strict=True):
+            started = time.perf_counter_ns()
+            call()
+            taken.append((time.perf_counter_ns() - started) / 1000)
+            time.sleep(PAUSE_S)
     return times

@@ -10,6 +10,7 @@ from flexkv_py.client import Client
 from flexkvd.cli.pattern import Pattern
 from flexkvd.cli.spawn import Sizes, SpawnedDaemon
 from flexkvd.cli.traffic import ReplayClient, Target, block_keys
+from scripts.bench_parts.echo import Echo
 from scripts.bench_parts.row import percentile, row
 
 BLOCK_BYTES = 32 * 1024
@@ -32,7 +33,11 @@ def rows() -> list[dict[str, Any]]:
             assert found == BLOCKS, f"only {found} of {BLOCKS} blocks were saved"
             pings = _times_us(client.ping, PINGS)
             matches = _times_us(lambda: client.match(keys), MATCHES)
+        with Echo() as echo:
+            echoes = _times_us(echo.ping, PINGS)
     return [
+        row("socket: bare echo, p50", percentile(echoes, 50), "µs"),
+        row("socket: bare echo, p99", percentile(echoes, 99), "µs"),
         row("socket: ping, p50", percentile(pings, 50), "µs", most=45),
         row("socket: ping, p99", percentile(pings, 99), "µs", most=100),
         row("socket: match of 1,000 blocks, p50", percentile(matches, 50), "µs", most=150),
