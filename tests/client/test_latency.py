@@ -19,9 +19,9 @@ RATIO_MAX = 4.0
 @pytest.mark.timing
 def test_a_ping_costs_little_more_than_a_bare_echo(tmp_path):
     """The best median of three runs is within four times that of an echo measured in turn with it."""
-    with Daemon(tmp_path / "ping.sock", "ping_server.py") as server, Client(server.path, GEOMETRY) as client:
-        with Echo() as echo:
-            runs = [(median_us(client.ping), median_us(echo.ping)) for _ in range(RUNS)]
+    server = Daemon(tmp_path / "ping.sock", "ping_server.py")
+    with server, Client(server.path, GEOMETRY) as client, Echo() as echo:
+        runs = [(median_us(client.ping), median_us(echo.ping)) for _ in range(RUNS)]
     ping_us, echo_us = (min(medians) for medians in zip(*runs, strict=True))
     print(f"ping: {ping_us:.1f} µs, bare echo: {echo_us:.1f} µs")  # noqa: T201
     assert ping_us <= RATIO_MAX * echo_us
