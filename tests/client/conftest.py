@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -83,5 +84,8 @@ def client(daemon: Daemon) -> Iterator[Client]:
     threads, kept = threading.active_count(), descriptors()
     with Client(daemon.path, GEOMETRY, timeout_s=2.0) as client:
         yield client
+    end = time.monotonic() + 5  # the watcher of a connection lost before the last one ends by itself
+    while (threading.active_count(), descriptors()) != (threads, kept) and time.monotonic() < end:
+        time.sleep(0.01)
     assert threading.active_count() == threads
     assert descriptors() == kept
