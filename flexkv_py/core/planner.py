@@ -46,10 +46,10 @@ from flexkv_py.core.messages import (
     TransfersFinished,
 )
 from flexkv_py.core.room import clean_ahead
-from flexkv_py.core.saving import on_save, serve_room_saves, throttle_waiting
+from flexkv_py.core.saving import on_save, serve_room_saves
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
-from flexkv_py.core.tickets import end_session_tickets, finish_ticket, open_ticket, refuse
+from flexkv_py.core.tickets import end_session_tickets, expire_ticket, finish_ticket, open_ticket, refuse
 from flexkv_py.core.transfers import Flush
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
@@ -173,10 +173,7 @@ class Planner:
                 return
             _, _, kind, subject = heapq.heappop(state.timers)
             if kind == "ticket" and subject in state.tickets:
-                ticket = state.tickets[subject]
-                throttle_waiting(state, ticket)
-                if not ticket.over:
-                    finish_ticket(state, ticket, Outcome.LATE, "the deadline passed")
+                expire_ticket(state, state.tickets[subject])
             elif kind == "lease" and subject in state.lease_owner:
                 session = state.sessions[state.lease_owner[subject]]
                 let_go(state, session, session.leases[subject])

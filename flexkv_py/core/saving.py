@@ -170,9 +170,3 @@ def serve_room_saves(state: State) -> None:
         ticket.waiting.pop(position, None)
     if last is not None:
         hand_out(state, last, copies)
-
-
-def throttle_waiting(state: State, ticket: Ticket) -> None:
-    """The deadline passed: keys that got no frames are told to come again."""
-    for position in list(ticket.waiting):
-        settle_key(state, ticket, position, Outcome.THROTTLED)

@@ -67,6 +67,12 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
     state.out.append(finished)
 
 
+def expire_ticket(state: State, ticket: Ticket) -> None:
+    """The deadline passed. What a save could not store in time, without room or in mid-copy, may come again."""
+    rest = Outcome.THROTTLED if ticket.kind is TicketKind.SAVE else Outcome.LATE
+    finish_ticket(state, ticket, rest, "the deadline passed")
+
+
 def end_session_tickets(state: State, session: Session) -> None:
     """Nobody is left to tell: tickets end in silence."""
     for ticket in list(session.tickets.values()):

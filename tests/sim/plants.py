@@ -129,15 +129,15 @@ def _cancelled_save_visible(right: Any) -> Any:
     return on_saved
 
 
-@_plant("a deadline frees the frames that copies still fill", (planner, "throttle_waiting"))
+@_plant("a deadline frees the frames that copies still fill", (planner, "expire_ticket"))
 def _timeout_frees_frames(right: Any) -> Any:
-    def throttle_waiting(state: State, ticket: Any) -> None:
+    def expire_ticket(state: State, ticket: Any) -> None:
         right(state, ticket)
         for transfer in state.transfers.values():
             if transfer.ticket is ticket and transfer.kind is TransferKind.SAVE:
                 moves.free_frames(state, transfer.copy)
 
-    return throttle_waiting
+    return expire_ticket
 
 
 @_plant("a save is acknowledged on SSD when its write begins", (demands, "_stage"))

@@ -18,8 +18,7 @@ MIB = 1 << 20
 CLIENTS = 4
 CHAIN_BLOCKS = 32
 STORY_EVENTS_PER_BLOCK = 32
-ANSWERS = (Outcome.STORED, Outcome.THROTTLED, Outcome.REFUSED, Outcome.LATE)
-"""`late` is for keys that were being copied when the deadline passed; only short deadlines bring it."""
+ANSWERS = (Outcome.STORED, Outcome.THROTTLED, Outcome.REFUSED)
 
 Answers = dict[int, tuple[BlockKey, Outcome]]
 """What a save answered, by the number of the block."""
