@@ -29,9 +29,8 @@ def judge(state: State, copy: Copy) -> Verdict:
     block = copy.block
     if is_below(block, copy.tier):
         return Verdict.COVERED
-    accepts = any(level.accepts for level in state.below if level.tier > copy.tier) and not being_reset(state, block)
-    alone = not any(other is not copy and other.state is CopyState.READY for other in block.copies())
-    if block.holds and alone:
+    accepts = _accepted_below(state, copy)
+    if block.holds and not any(other is not copy and other.state is CopyState.READY for other in block.copies()):
         return Verdict.WRITE if accepts else Verdict.HELD
     if block.rule is Rule.NEVER:
         return Verdict.REFUSED
@@ -42,6 +41,13 @@ def judge(state: State, copy: Copy) -> Verdict:
     if state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
         return Verdict.FAULTS
     return Verdict.WRITE if should_admit(state, block) else Verdict.REFUSED
+
+
+def _accepted_below(state: State, copy: Copy) -> bool:
+    """Whether some lower tier takes blocks of this namespace at all."""
+    if not state.below or (state.resets and being_reset(state, copy.block)):
+        return False
+    return any(level.accepts for level in state.below if level.tier > copy.tier)
 
 
 def should_admit(state: State, block: Block) -> bool:
