@@ -14,12 +14,13 @@ from flexkv_py.core.moves import start_demotion, start_promotion
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
 from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
 from flexkv_py.core.sessions import Ticket
-from flexkv_py.core.state import State
+from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
 from flexkv_py.core.transfers import Demand, Waiter, WaitFor
 
 DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
+DEMAND_TRIES_MAX = 3
 
 
 def demand(state: State, block: Block, tier: Tier, ticket: Ticket, position: int) -> None:
@@ -60,8 +61,8 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
     if target is not None and target.state is CopyState.FILLING:
         state.wait_on(target, Waiter(WaitFor.DEMAND, demand=want))
         return True
-    if not level.accepts or not block.ready or block.index.closed:
-        finish_demand(state, want, ok=False, why=level.down_reason or "the block was lost meanwhile")
+    if (why := _hopeless(level, want)) or (want.ticket is None and level.failing):  # staging waits for nobody
+        finish_demand(state, want, ok=False, why=why)
         return True
     if being_reset(state, block):
         finish_demand(state, want, ok=False, why="the namespace is being reset, and its old records are not gone yet")
@@ -69,6 +70,18 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
     if target is not None or not write_may_start(state, level):
         return False
     return _stage(state, tier, want)
+
+
+def _hopeless(level: Level, want: Demand) -> str:
+    """Why no waiting would help; empty when it may."""
+    record_bytes = want.block.index.record_bytes
+    if not want.block.ready or want.block.index.closed:
+        return "the block was lost meanwhile: save it again"
+    if not level.up:
+        return f"the tier is down: {level.down_reason}"
+    if level.capacity_bytes and record_bytes > level.capacity_bytes:
+        return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
+    return ""
 
 
 def _stage(state: State, tier: Tier, want: Demand) -> bool:
@@ -97,7 +110,11 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
 
 def demand_heard(state: State, want: Demand, copy: Copy, *, ok: bool, why: str = "") -> None:
     """The copy a demand waited on has ended: reached, one stage further, or failed."""
-    if copy.tier is want.tier:
+    again = copy.tier is want.tier and not ok and want.ticket is not None and not want.ticket.over
+    if again and want.tries < DEMAND_TRIES_MAX:
+        want.tries += 1
+        state.demands[want.tier].append(want)  # a passing fault; the tier pauses first
+    elif copy.tier is want.tier:
         finish_demand(state, want, ok=ok, why=why)
     elif ok:
         state.demands[want.tier].appendleft(want)  # staged into DRAM: next, before it can be evicted again

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flexkv_py.core.words import (
+from flexkv_py.errors import ErrorCode
+from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.words import (
     BlockName,
     Fault,
     MoveKind,
@@ -23,8 +25,6 @@ from flexkv_py.core.words import (
     TicketKind,
     Tier,
 )
-from flexkv_py.errors import ErrorCode
-from flexkv_py.keys import BlockKey, NamespaceDigest
 
 # ------------------------------------------------------------------ events
 

@@ -47,7 +47,8 @@ def _accepted_below(state: State, copy: Copy) -> bool:
     """Whether some lower tier takes blocks of this namespace at all."""
     if not state.below or (state.resets and being_reset(state, copy.block)):
         return False
-    return any(level.accepts for level in state.below if level.tier > copy.tier)
+    record_bytes, now_ns = copy.block.index.record_bytes, state.now_ns
+    return any(level.takes(record_bytes, now_ns) for level in state.below if level.tier > copy.tier)
 
 
 def should_admit(state: State, block: Block) -> bool:
@@ -89,6 +90,5 @@ def write_may_start(state: State, level: Level) -> bool:
     """
     if level.recovering and level.tier is Tier.SSD:
         return False
-    return (
-        level.accepts and level.writes < state.config.demotions_in_flight_max and level.pause_until_ns <= state.now_ns
-    )
+    writes_max = 1 if level.failing else state.config.demotions_in_flight_max
+    return level.up and level.writes < writes_max and level.pause_until_ns <= state.now_ns

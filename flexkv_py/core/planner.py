@@ -124,7 +124,7 @@ class Planner:
             dram = tier is Tier.DRAM
             tiers[tier.name.lower()] = {
                 "up": level.up,
-                "down_reason": level.down_reason,
+                "down_reason": level.down_reason or (level.last_fault if level.failing else ""),
                 "used_bytes": frames.used_pages * 4096 if dram else level.used_bytes,
                 "capacity_bytes": frames.total_pages * 4096 if dram else level.capacity_bytes,
                 "evictable_blocks": level.policy.count + level.reclaimable.count,

@@ -77,7 +77,7 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
     that itself needs DRAM.
     """
     for level in state.below:
-        if not level.accepts:
+        if not level.takes(block.index.record_bytes, state.now_ns):
             continue
         room = make_room(state, level, block.index)
         if room is Room.NONE:

@@ -44,14 +44,20 @@ class Level:
         self.writes = 0  # demotions into this tier in flight
         self.faults_in_row = 0
         self.pause_until_ns = 0
+        self.last_fault = ""
         self.recovering = recovering  # not all that the last life left here is known yet
         self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
         self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
 
     @property
-    def accepts(self) -> bool:
-        """Whether blocks may count on this tier as their next place down."""
-        return self.up and self.faults_in_row < WRITE_FAULTS_IN_ROW_MAX
+    def failing(self) -> bool:
+        """Several writes in a row failed: after each pause one is tried, and blocks need not wait for it."""
+        return self.faults_in_row >= WRITE_FAULTS_IN_ROW_MAX
+
+    def takes(self, record_bytes: int, now_ns: int) -> bool:
+        """Whether blocks of this size may count on this tier as their next place down."""
+        fits = not self.capacity_bytes or record_bytes <= self.capacity_bytes
+        return self.up and fits and (not self.failing or self.pause_until_ns <= now_ns)
 
     def drops_due(self, now_ns: int) -> bool:
         """Whether a drop that failed is to be asked for again now."""
@@ -69,16 +75,15 @@ class Level:
         else:
             self.policy.remove(copy)
 
-    def wrote(self, *, fault: bool, now_ns: int) -> None:
-        """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
+    def wrote(self, fault: str, now_ns: int) -> None:
+        """A write ended; `fault` is empty if well. Faults pause the tier, longer each time, so it is not hammered."""
         self.writes -= 1
         assert self.writes >= 0
         if not fault:
             self.faults_in_row = 0
-            return
-        self.faults_in_row += 1
-        pause = min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
-        self.pause_until_ns = now_ns + pause
+        elif self.pause_until_ns <= now_ns:  # writes that fail together are one fault
+            self.faults_in_row, self.last_fault = self.faults_in_row + 1, fault
+            self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 
 
 class State:

@@ -20,7 +20,3 @@ class Story:
     def of(self, key: BlockKey) -> list[StoryEvent]:
         """Events of one block, oldest first."""
         return [StoryEvent(*event) for event in self._ring if event[1] == key]
-
-    def newest(self, count: int) -> list[StoryEvent]:
-        """The last `count` events of all blocks, oldest first."""
-        return [StoryEvent(*event) for event in list(self._ring)[-count:]]

@@ -71,6 +71,7 @@ class Demand:
     ticket: Ticket | None
     position: int
     flush: Flush | None = None
+    tries: int = 0
     staged: Copy | None = None
     """The SSD copy, set aside while it is staged down to S3."""
 

@@ -1,4 +1,4 @@
-"""Bugs the simulator found, each as the few events that showed it."""
+"""Bugs that the simulator and first users found, each as the few events that showed it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from flexkv_py.core.messages import (
     FoundBlock,
     MoveKind,
     NamespaceReset,
+    Outcome,
     RecoveryFinished,
     RequestDone,
     StartMove,
     TicketCancelled,
+    TicketFinished,
     Tier,
     TimePassed,
 )
@@ -234,3 +236,35 @@ def test_a_copy_whose_record_is_pushed_out_may_not_go_at_once_any_more(benches):
         assert bench.copy(key, Tier.DRAM).queue is reclaimable
     assert bench.copy(keys[0], Tier.SSD) is None
     assert bench.copy(keys[0], Tier.DRAM).queue is not reclaimable
+
+
+def test_a_tier_smaller_than_one_block_is_no_tier_for_it(benches):
+    """Blocks that could never fit on the SSD may leave DRAM without it: nobody waits for ever."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=8192)
+    for round_ in range(4):
+        ticket = bench.save(chain(4, f"round{round_}"))
+        bench.settle()
+        assert bench.outcomes(ticket) == [Outcome.STORED] * 4
+    ticket = bench.save(chain(1, "deep"), ack=Tier.SSD)
+    bench.settle()
+    assert bench.outcomes(ticket) == [Outcome.REFUSED]
+    [*_, told] = [told for told in bench.told if isinstance(told, TicketFinished)]
+    assert "larger than the whole tier" in told.detail
+
+
+def test_a_tier_that_failed_is_tried_again(benches):
+    """Faults pause a tier, three in a row make it a failing one; still the next write within the deadline opens it."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=1 << 20)
+    level = bench.planner.state.levels[Tier.SSD]
+    ticket = bench.save(chain(1), ack=Tier.SSD)
+    bench.settle_once()
+    for _ in range(3):
+        [move] = bench.moves(MoveKind.DEMOTE)
+        bench.finish(move.transfer, Fault.IO)
+        assert not bench.moves(MoveKind.DEMOTE)
+        bench.now_ns = level.pause_until_ns
+        bench.post(TimePassed(bench.now_ns))
+    assert level.failing
+    bench.settle()
+    assert bench.outcomes(ticket) == [Outcome.STORED]
+    assert not level.failing

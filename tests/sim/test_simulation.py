@@ -58,9 +58,9 @@ def test_a_seed_replays_itself() -> None:
 
 
 def test_the_worlds_reach_what_they_are_for() -> None:
-    """Among twenty seeds there are hits, promotions, demotions and evictions in every tier, and faults of each kind."""
+    """Among forty seeds there are hits, promotions, demotions and evictions in every tier, and faults of each kind."""
     counted: set[tuple[str, str]] = set()
-    for seed in range(1, 21):
+    for seed in range(1, 41):
         counted |= {at for at, count in run(seed, STEPS).counters.items() if count}
     for tier in ("dram", "ssd", "s3"):
         assert {("hits", tier), ("evictions", tier)} <= counted
