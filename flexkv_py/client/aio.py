@@ -7,7 +7,6 @@ it shares with the blocking client; the socket is `client.aio_link`'s. Use it fr
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -145,7 +144,9 @@ class AsyncClient:
         self, keys: Sequence[BlockKey], shards: Sequence[int] = (), hold_s: float = 0.0
     ) -> AsyncMatchResult:
         """Longest usable prefix of `keys` in all `shards`; with `hold_s` it stays usable so long."""
-        request = Match(0, requests.pack_keys(keys), list(shards), requests.milliseconds(hold_s, "hold_s"))
+        request = Match(
+            0, requests.pack_keys(keys), requests.shard_list(shards), requests.milliseconds(hold_s, "hold_s")
+        )
         matched, life = await self._ask(request, Matched)
         lease = AsyncLease(self, Handle(matched.lease, life)) if matched.lease else None
         return AsyncMatchResult(matched.length, matched.runs, lease)
@@ -353,7 +354,7 @@ class AsyncTicket:
         """Wait for the end, or until chunks 0..`chunk` are in the worker; see `flexkv_py.client.Ticket.wait`."""
         clock = asyncio.get_running_loop()
         wire_chunk = requests.check_chunk(chunk, self._client.chunk_count)
-        end_s = math.inf if timeout_s is None else clock.time() + timeout_s
+        end_s = requests.wait_end_s(clock.time(), timeout_s)
         while True:
             part = requests.slice_wait(clock.time(), end_s, self._client.timeout_s)
             request = Wait(0, self._handle.id, wire_chunk, requests.milliseconds(part.hold_s, "timeout_s"))

@@ -154,7 +154,9 @@ class Client:
 
         With `hold_s` above 0 it stays usable so long, until its lease is released or this session ends.
         """
-        request = Match(0, requests.pack_keys(keys), list(shards), requests.milliseconds(hold_s, "hold_s"))
+        request = Match(
+            0, requests.pack_keys(keys), requests.shard_list(shards), requests.milliseconds(hold_s, "hold_s")
+        )
         matched, life = self._ask(request, Matched)
         lease = Lease(self, Handle(matched.lease, life)) if matched.lease else None
         return MatchResult(matched.length, matched.runs, lease)

@@ -5,7 +5,6 @@ They own no state of the protocol: each names something of the daemon and asks i
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +83,7 @@ class Ticket:
         `done` and `chunks` before you believe any byte. Raises DAEMON_LOST when the daemon is lost.
         """
         wire_chunk = requests.check_chunk(chunk, self._client.chunk_count)
-        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        end_s = requests.wait_end_s(time.monotonic(), timeout_s)
         while True:
             part = requests.slice_wait(time.monotonic(), end_s, self._client.timeout_s)
             request = Wait(0, self._handle.id, wire_chunk, requests.milliseconds(part.hold_s, "timeout_s"))

@@ -25,6 +25,8 @@ SOCKET_PATH_BYTES_MAX = 107
 
 DURATION_S_MAX = 30 * 24 * 3600.0
 
+PAGE_NUMBER_BYTES = 4
+
 WAIT_SLICE_S = 5.0
 """One request waits at most this long in the daemon, so that a daemon that hangs is noticed."""
 
@@ -75,43 +77,74 @@ def check_path(path: str | Path) -> str:
 
 def pack_keys(keys: Sequence[BlockKey]) -> bytes:
     """Keys as one field. Raises BAD_KEY."""
-    if not set(map(len, keys)) <= {KEY_BYTES}:  # one pass in C: a match of 1,000 keys is worth it
-        position = next(at for at, key in enumerate(keys) if len(key) != KEY_BYTES)
-        raise FlexKVError(
-            ErrorCode.BAD_KEY,
-            f"key {position} has {len(keys[position])} bytes, a block key has {KEY_BYTES}: "
-            "make keys with client.keys() or flexkv_py.keys",
-        )
-    return b"".join(keys)
+    try:
+        packed, lengths = b"".join(keys), set(map(len, keys))  # passes in C: a match of 1,000 keys is worth it
+        if lengths <= {KEY_BYTES} and len(packed) == KEY_BYTES * len(keys):
+            return packed
+        why = f"one of {len(keys)} keys has not {KEY_BYTES} bytes"
+    except TypeError as error:
+        why = f"the keys are no list of bytes objects ({error})"
+    raise FlexKVError(
+        ErrorCode.BAD_KEY, f"{why}: a block key is {KEY_BYTES} bytes, made by client.keys() or flexkv_py.keys"
+    )
 
 
 def pack_pages(pages: Sequence[int]) -> bytes:
-    """Page numbers as u32 little endian. Raises PAGE_OUT_OF_RANGE."""
+    """Page numbers as u32 little endian. Raises PAGE_OUT_OF_RANGE, BAD_ARGUMENT."""
     try:
-        return array("I", pages).tobytes()
+        return array("I", _numbers(pages)).tobytes()
     except OverflowError:
         raise FlexKVError(
             ErrorCode.PAGE_OUT_OF_RANGE, "a page number is negative or above 2**32: give page numbers of the memory"
         ) from None
+    except TypeError as error:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT, f"pages are no list of integers ({error}): give page numbers of the memory"
+        ) from None
+
+
+def _numbers(values: Sequence[int]) -> Sequence[int]:
+    """`values`, unless `array` would take them for packed bytes. Raises TypeError."""
+    if isinstance(values, bytes | bytearray):
+        raise TypeError("got bytes")
+    return values
 
 
 def pack_block_pages(pages: Sequence[int], key_count: int, pages_per_block: int) -> bytes:
     """Pages of whole blocks, in the order of their keys. Raises BAD_ARGUMENT, PAGE_OUT_OF_RANGE."""
-    if len(pages) != key_count * pages_per_block:
+    packed = pack_pages(pages)
+    page_count = len(packed) // PAGE_NUMBER_BYTES
+    if page_count != key_count * pages_per_block:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"{len(pages)} pages for {key_count} keys: give {pages_per_block} pages per key, in the order of the keys",
+            f"{page_count} pages for {key_count} keys: give {pages_per_block} pages per key, in the order of the keys",
         )
-    return pack_pages(pages)
+    return packed
 
 
 def milliseconds(duration_s: float, name: str) -> int:
     """A duration for the wire, rounded up so that little is never none. Raises BAD_ARGUMENT."""
-    if not 0 <= duration_s <= DURATION_S_MAX:
-        raise FlexKVError(
-            ErrorCode.BAD_ARGUMENT, f"{name} is {duration_s} s: give seconds from 0 to {DURATION_S_MAX:.0f}"
-        )
-    return math.ceil(1000 * duration_s)
+    try:
+        if 0 <= duration_s <= DURATION_S_MAX:
+            return math.ceil(1000 * duration_s)
+    except TypeError:
+        pass  # no number at all
+    raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"{name} is {duration_s!r}: give seconds from 0 to {DURATION_S_MAX:.0f}")
+
+
+def wait_end_s(now_s: float, timeout_s: float | None) -> float:
+    """When a wait that begins now ends (None: never). Raises BAD_ARGUMENT."""
+    if timeout_s is None or timeout_s == math.inf:
+        return math.inf
+    return now_s + milliseconds(timeout_s, "timeout_s") / 1000
+
+
+def shard_list(shards: Sequence[int]) -> list[int]:
+    """The shards a match asks about. Raises BAD_ARGUMENT."""
+    try:
+        return list(shards)
+    except TypeError:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"shards is {shards!r}: give a list of shard numbers") from None
 
 
 def progress_of(progress: Progress) -> TicketProgress:
@@ -161,8 +194,8 @@ def check_chunk(chunk: int | None, chunk_count: int) -> int:
     """The chunk as the wire spells it (-1: the end). Raises BAD_ARGUMENT."""
     if chunk is None:
         return -1
-    if not 0 <= chunk < chunk_count:
-        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"chunk {chunk}: blocks have chunks 0 to {chunk_count - 1}")
+    if not isinstance(chunk, int) or not 0 <= chunk < chunk_count:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"chunk {chunk!r}: blocks have chunks 0 to {chunk_count - 1}")
     return chunk
 
 
@@ -172,10 +205,14 @@ def keys_of(
     """Keys of every full block of `tokens`. Raises BAD_KEY for the parent, BAD_ARGUMENT for a token."""
     pack_keys([parent])
     try:
-        return keys_of_tokens(namespace, tokens, tokens_per_block, parent)
+        return keys_of_tokens(namespace, _numbers(tokens), tokens_per_block, parent)
     except OverflowError:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT, "a token id is negative or above 2**32: give token ids as the model has them"
+        ) from None
+    except TypeError as error:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT, f"tokens are no list of integers ({error}): give token ids as the model has them"
         ) from None
 
 
@@ -188,7 +225,7 @@ def duplicate(descriptor: int) -> int:
     """A duplicate of the caller's descriptor, closed on exec. Raises BAD_MEMORY."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
-    except OSError as error:
+    except (OSError, TypeError, ValueError, OverflowError) as error:
         raise FlexKVError(
-            ErrorCode.BAD_MEMORY, f"descriptor {descriptor} cannot be duplicated ({error.strerror}): pass an open memfd"
+            ErrorCode.BAD_MEMORY, f"descriptor {descriptor!r} cannot be duplicated ({error}): pass an open memfd"
         ) from error

@@ -171,7 +171,13 @@ class Session:
     def _start(self, message: ClientMessage, expect: type[Reply]) -> Call[Reply]:
         self._last_id += 1
         message.id = self._last_id
-        frame = codec.encode(message)
+        try:
+            frame = codec.encode(message)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"{type(message).__name__} cannot be sent ({error}): give numbers below 2**64 and words as str",
+            ) from None
         if self._undo:
             frame = bytearray().join([*self._undo, frame])
             self._undo = []
