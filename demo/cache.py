@@ -28,6 +28,10 @@ _FENCE_TRIES_MAX = 12
 """Each takes as long as the client's timeout, 5 s."""
 
 
+_STILL_HELD = {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.INTERNAL}
+"""Errors of a fence that tell nothing of the copies: they may still run."""
+
+
 class HungDaemonError(Exception):
     """Pages cannot be had back: the worker must end, as its memory is no longer its own."""
 
@@ -122,8 +126,9 @@ class DaemonCache:
                 return self._client.fence(self._memory, pages)
             except FlexKVError as error:
                 self.note(error)
-                if error.code is ErrorCode.DAEMON_LOST:
-                    # Its copy threads are gone too: the kernel closes a process's sockets after its last thread.
+                if error.code not in _STILL_HELD:
+                    # The daemon that was told of the pages is gone, its copy threads too: the kernel closes a
+                    # process's sockets after its last thread. Its successor, refusing us or not, never knew them.
                     return None
         raise HungDaemonError(f"the daemon has held {len(pages)} pages for too long and neither answers nor ends")
 

@@ -18,7 +18,7 @@ import msgspec
 from flexkv_py.client import requests
 from flexkv_py.client.aio_link import AsyncLink
 from flexkv_py.client.requests import TicketProgress
-from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile
+from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile, still_connecting
 from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
 from flexkv_py.errors import FlexKVError
 from flexkv_py.geometry import Geometry
@@ -267,10 +267,17 @@ class AsyncClient:
         """The connection, made anew if it is lost. A `patient` caller keeps to the back-off."""
         if self._link is not None and not self._link.lost:
             return self._link
-        async with self._connecting:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._connecting.acquire()
+        except TimeoutError:
+            raise still_connecting() from None
+        try:
             if self._link is None or self._link.lost:
                 self._link = await self._connect(deadline_s, patient=patient)
             return self._link
+        finally:
+            self._connecting.release()
 
     async def _connect(self, deadline_s: float, *, patient: bool) -> AsyncLink:
         """Try once, unless it was tried in vain just before."""
@@ -281,7 +288,7 @@ class AsyncClient:
         try:
             link = await self._greeted(deadline_s)
         except FlexKVError as error:
-            backoff.failed(clock.time(), error.message)
+            backoff.failed(clock.time(), error)
             raise
         backoff.succeeded()
         return link

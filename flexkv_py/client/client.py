@@ -19,9 +19,9 @@ import msgspec
 from flexkv_py.client import requests
 from flexkv_py.client.handles import Lease, MatchResult, Memory, Ticket
 from flexkv_py.client.link import Link
-from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile
+from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile, still_connecting
 from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
-from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.errors import FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
 from flexkv_py.wire.messages import (
@@ -281,9 +281,7 @@ class Client:
         if link is not None and not link.lost:
             return link
         if not self._connecting.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
-            raise FlexKVError(
-                ErrorCode.DEADLINE_EXCEEDED, "another thread was still connecting: look whether the daemon hangs"
-            )
+            raise still_connecting()
         try:
             if self._link is None or self._link.lost:
                 self._link = self._connect(deadline_s, patient=patient)
@@ -300,7 +298,7 @@ class Client:
         try:
             link = self._greeted(deadline_s)
         except FlexKVError as error:
-            backoff.failed(time.monotonic(), error.message)
+            backoff.failed(time.monotonic(), error)
             raise
         backoff.succeeded()
         return link

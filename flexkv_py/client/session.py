@@ -42,6 +42,9 @@ UNDO_MESSAGES_MAX = 256
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 2.0
 """Pause after the first failed attempt to connect, and after many."""
 
+PASSING = frozenset({ErrorCode.DAEMON_LOST, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_READY})
+"""Failures to connect that time may cure. Within the back-off they read as DAEMON_LOST; a refusal keeps its code."""
+
 SPONTANEOUS_TAG_MIN = 128
 """Tags from here on are the daemon's own messages, which answer nothing."""
 
@@ -103,19 +106,21 @@ class Backoff:
 
     wait_s: float = 0.0
     retry_at_s: float = 0.0
+    code: ErrorCode = ErrorCode.DAEMON_LOST
     why: str = ""
 
     def check(self, now_s: float) -> None:
-        """Raise DAEMON_LOST while it is too early to try again."""
+        """Raise what the last attempt met while it is too early for the next one."""
         if now_s < self.retry_at_s:
             raise FlexKVError(
-                ErrorCode.DAEMON_LOST,
+                self.code,
                 f"the next connection is tried in {self.retry_at_s - now_s:.2f} s; the last one failed: {self.why}",
             )
 
-    def failed(self, now_s: float, why: str) -> None:
+    def failed(self, now_s: float, error: FlexKVError) -> None:
         self.wait_s = min(BACKOFF_S_MAX, max(BACKOFF_S_MIN, 2 * self.wait_s))
-        self.retry_at_s, self.why = now_s + self.wait_s, why
+        self.retry_at_s, self.why = now_s + self.wait_s, error.message
+        self.code = ErrorCode.DAEMON_LOST if error.code in PASSING else error.code
 
     def succeeded(self) -> None:
         self.wait_s = self.retry_at_s = 0.0
@@ -313,6 +318,14 @@ class Session:
 def lost_meanwhile() -> FlexKVError:
     """The error of a call that met a connection between its end and the next one."""
     return FlexKVError(ErrorCode.DAEMON_LOST, "the daemon was lost just now: call again to connect anew")
+
+
+def still_connecting() -> FlexKVError:
+    """The error of a call whose time ran out while another was connecting: nothing of it was sent."""
+    return FlexKVError(
+        ErrorCode.DAEMON_LOST,
+        "the daemon is lost and another call was still connecting anew: look whether it runs, or hangs",
+    )
 
 
 def error_of(failed: Failed) -> FlexKVError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -96,7 +97,7 @@ def test_a_killed_daemon_fails_everything_and_comes_back(play, daemon):
         waiting = [asyncio.ensure_future(refusal_of(ticket.wait())) for _ in range(3)]
         await asyncio.sleep(0.05)
         daemon.kill()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             assert await asyncio.gather(*waiting) == [ErrorCode.DAEMON_LOST] * 3
         assert await refusal_of(client.ping()) is ErrorCode.DAEMON_LOST
         daemon.start()
@@ -108,6 +109,7 @@ def test_a_killed_daemon_fails_everything_and_comes_back(play, daemon):
     play(scene)
 
 
+@pytest.mark.timing
 def test_deadlines_hold_against_a_daemon_that_stops_reading(play):
     """A small request and one too large for the socket both end in time, and the next call connects anew."""
 
@@ -155,3 +157,33 @@ def test_it_must_be_connected_before_it_knows_its_namespace(daemon):
         assert await refusal_of(client.ping()) is ErrorCode.CANCELLED
 
     asyncio.run(main())
+
+
+def test_a_refusal_keeps_its_code(daemon):
+    """A client that is not let in hears so at every call, within the back-off too."""
+
+    async def main() -> None:
+        client = AsyncClient(daemon.path, GEOMETRY, token="wrong")
+        for _ in range(5):
+            assert await refusal_of(client.ping()) is ErrorCode.UNAUTHENTICATED
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_anothers_connecting_hears_of_the_loss(tmp_path):
+    """While one task greets a daemon that never answers, another's call ends by its own time as DAEMON_LOST."""
+
+    async def main() -> None:
+        client = AsyncClient(tmp_path / "mute.sock", GEOMETRY, timeout_s=0.6)
+        first = asyncio.ensure_future(refusal_of(client.ping()))
+        await asyncio.sleep(0.05)
+        client.timeout_s = 0.1
+        assert await refusal_of(client.ping()) is ErrorCode.DAEMON_LOST
+        assert await first is ErrorCode.DEADLINE_EXCEEDED
+        await client.close()
+
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "mute.sock"))
+        mute.listen()
+        asyncio.run(main())

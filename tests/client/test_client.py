@@ -72,13 +72,13 @@ def test_a_slow_call_does_not_hold_up_a_quick_one(client):
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(client.match, client.keys(range(64)), hold_s=1.0)
         time.sleep(0.05)
-        start_s = time.monotonic()
         for _ in range(20):
             client.ping()
-        assert time.monotonic() - start_s < 0.5
+        assert not slow.done()
         assert slow.result().length == 1
 
 
+@pytest.mark.timing
 def test_reading_passes_on_when_the_leader_is_done(client):
     """The thread that reads for all gets its reply first; the other two still get theirs, soon after they come."""
     keys, took_s = client.keys(range(64)), {}
@@ -93,6 +93,7 @@ def test_reading_passes_on_when_the_leader_is_done(client):
     assert all(hold_s <= took < hold_s + 0.15 for hold_s, took in took_s.items())
 
 
+@pytest.mark.timing
 def test_a_late_reply_is_discarded(daemon):
     """A call past its deadline raises; its reply, when it comes, disturbs no later call, and its lease goes back."""
     with Client(daemon.path, GEOMETRY, timeout_s=0.2) as client:
@@ -107,6 +108,7 @@ def test_a_late_reply_is_discarded(daemon):
         assert not late
 
 
+@pytest.mark.timing
 def test_a_follower_past_its_deadline_leaves_alone(daemon):
     """A deadline holds for who does not read, and the reader goes on undisturbed."""
     with Client(daemon.path, GEOMETRY, timeout_s=1.0) as client, ThreadPoolExecutor(2) as threads:
@@ -119,6 +121,7 @@ def test_a_follower_past_its_deadline_leaves_alone(daemon):
         assert leader.result().length == 1
 
 
+@pytest.mark.timing
 def test_a_wait_keeps_to_its_own_time(client):
     """`wait` returns how far a ticket is when its time is over, and the end when it comes first."""
     memory = register(client)

@@ -205,7 +205,7 @@ def test_back_off_doubles_to_its_limit_and_ends_with_a_success():
     backoff, now_s, waits = Backoff(), 100.0, []
     for _ in range(8):
         backoff.check(now_s)
-        backoff.failed(now_s, "no socket")
+        backoff.failed(now_s, FlexKVError(ErrorCode.DAEMON_LOST, "no socket"))
         waits.append(backoff.retry_at_s - now_s)
         with pytest.raises(FlexKVError, match="no socket"):
             backoff.check(backoff.retry_at_s - 0.001)
@@ -215,3 +215,22 @@ def test_back_off_doubles_to_its_limit_and_ends_with_a_success():
     assert waits[-1] == pytest.approx(BACKOFF_S_MAX)
     backoff.succeeded()
     backoff.check(now_s)
+
+
+@pytest.mark.parametrize(
+    ("met", "told"),
+    [
+        (ErrorCode.BAD_GEOMETRY, ErrorCode.BAD_GEOMETRY),
+        (ErrorCode.UNAUTHENTICATED, ErrorCode.UNAUTHENTICATED),
+        (ErrorCode.LIMIT_EXCEEDED, ErrorCode.LIMIT_EXCEEDED),
+        (ErrorCode.DRAINING, ErrorCode.DAEMON_LOST),
+        (ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DAEMON_LOST),
+    ],
+)
+def test_a_refusal_keeps_its_code_through_the_back_off(met, told):
+    """A caller who comes too early to try hears the refusal itself; what passes by itself reads as a loss."""
+    backoff = Backoff()
+    backoff.failed(100.0, FlexKVError(met, "as it was said"))
+    with refused(told) as refusal:
+        backoff.check(100.0)
+    assert "as it was said" in refusal.value.message
