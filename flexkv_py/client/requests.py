@@ -38,7 +38,7 @@ WAIT_GRACE_S = 0.25
 class TicketProgress:
     """How far a ticket is. `done` False means the wait's time ended first: nothing is promised yet.
 
-    `chunks` is the mask of chunks that are in the worker for every key; `length` the leading run of
+    `chunks` counts: chunks 0 to `chunks` - 1 of every key are copied; `length` is the leading run of
     keys that are usable; `outcomes` one word per key once done; `stored` what a flush copied; `tiers`
     one byte per key once done: the tier a loaded block was taken from (0: none).
     """
@@ -184,10 +184,7 @@ def slice_wait(now_s: float, end_s: float, timeout_s: float) -> WaitSlice:
 
 def answers_wait(progress: Progress, chunk: int | None) -> bool:
     """Is this what a wait for chunks 0..`chunk` (None: for the end) was waiting for?"""
-    if chunk is None:
-        return progress.done
-    wanted = (2 << chunk) - 1
-    return progress.done or progress.chunks & wanted == wanted
+    return progress.done or (chunk is not None and progress.chunks > chunk)
 
 
 def check_chunk(chunk: int | None, chunk_count: int) -> int:

@@ -227,7 +227,7 @@ class Opened(Message, tag=68):
 
 
 class Progress(Message, tag=69):
-    """State of a ticket. `outcomes` has one word per key once `done`; `chunks` are in the worker.
+    """State of a ticket. `outcomes` has one word per key once `done`; the first `chunks` chunks are copied.
 
     `length` is the leading run of keys that are usable now (loaded, stored or present). `tiers` has
     one byte per key: the tier a loaded block was taken from (1 dram, 2 ssd, 3 s3, 0 none).

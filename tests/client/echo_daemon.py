@@ -125,8 +125,7 @@ class Peer:
 
     def report(self, request: messages.Wait, done: bool) -> None:
         outcomes = ["loaded"] if done else []
-        chunks = (1 << self.chunk_count) - 1
-        self.say(messages.Progress(request.id, request.ticket, done, chunks, len(outcomes), outcomes))
+        self.say(messages.Progress(request.id, request.ticket, done, self.chunk_count, len(outcomes), outcomes))
 
     def on_cancel(self, request: messages.Cancel) -> None:
         self.ends_s[request.ticket] = 0.0

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexkv_py.client.requests import answers_wait
 from flexkv_py.client.session import (
     BACKOFF_S_MAX,
     BACKOFF_S_MIN,
@@ -234,3 +235,12 @@ def test_a_refusal_keeps_its_code_through_the_back_off(met, told):
     with refused(told) as refusal:
         backoff.check(100.0)
     assert "as it was said" in refusal.value.message
+
+
+@pytest.mark.parametrize("chunks", range(5))
+def test_a_wait_for_a_chunk_is_answered_by_that_many_chunks(chunks):
+    """Chunks are counted from the first on: a wait for chunk c needs c + 1 of them, or the ticket's end."""
+    progress = messages.Progress(1, 1, done=False, chunks=chunks)
+    assert [answers_wait(progress, chunk) for chunk in range(4)] == [chunk < chunks for chunk in range(4)]
+    assert not answers_wait(progress, None)
+    assert answers_wait(messages.Progress(1, 1, done=True, chunks=0), 3)
