@@ -136,7 +136,7 @@ class Requests:
     def _load(self, session: Session, message: Load) -> DaemonMessage:
         keys = self._key_run(message.keys).distinct()
         memory = session.memory(message.memory)
-        pages = memory.mapping.page_table(message.pages, len(keys))
+        pages = _distinct(memory.mapping.page_table(message.pages, len(keys)))
         deadline_ns = self._deadline_ns(message.deadline_ms)
         ticket = self._ticket(session, TicketKind.LOAD, len(keys), memory, pages)
         self._engine.post(LoadAsked(session.number, ticket.number, keys, deadline_ns, ticket.opened_ns))
@@ -287,6 +287,14 @@ def _pages(raw: bytes, page_count: int) -> Pages:
             ErrorCode.PAGE_OUT_OF_RANGE,
             f"page {int(pages.max())} is not in this memory: it was registered with {page_count} pages, from 0 on",
         )
+    return pages
+
+
+def _distinct(pages: PageTable) -> PageTable:
+    """Two blocks loaded into one page would leave there whichever came last, and both called loaded."""
+    numbers, counts = np.unique(pages, return_counts=True)
+    if len(numbers) < pages.size:
+        raise _bad_argument(f"page {numbers[counts > 1][0]} is listed twice: load every block into pages of its own")
     return pages
 
 
