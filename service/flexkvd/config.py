@@ -28,7 +28,7 @@ ID_MAX = (1 << 32) - 2
 class DaemonTable:
     """[daemon]: the worker socket and who may use it."""
 
-    socket: str = key(Kind.TEXT, "Unix socket that workers connect to.", "/run/flexkvd/worker.sock")
+    socket: str = key(Kind.TEXT, "Unix socket that workers connect to.", "/run/flexkvd/worker.sock", low=1)
     socket_mode: int = key(Kind.COUNT, "File mode of the worker socket, octal.", 0o660, high=0o777)
     uids: tuple[int, ...] = key(
         Kind.INTEGERS,
@@ -86,7 +86,7 @@ class DramTable:
 class SsdTable:
     """[ssd]: the disk tier."""
 
-    directory: str = key(Kind.TEXT, "Directory of the records; one daemon at a time.")
+    directory: str = key(Kind.TEXT, "Directory of the records; one daemon at a time.", low=1)
     bytes: int = key(Kind.SIZE, "Room the records may take.", low=MIB, high=1 << 55)
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)
@@ -99,7 +99,7 @@ class SsdTable:
 class S3Table:
     """[s3]: the object tier. Credentials come from the environment or the files that boto3 reads."""
 
-    bucket: str = key(Kind.TEXT, "Bucket; it must exist.")
+    bucket: str = key(Kind.TEXT, "Bucket; it must exist.", low=1)
     prefix: str = key(Kind.TEXT, "Every object's name starts with this.", "flexkv")
     endpoint_url: str = key(Kind.TEXT, "Server, for other than AWS; empty: AWS.", "")
     region: str = key(Kind.TEXT, "Region the requests are signed for; empty: boto3's own.", "")

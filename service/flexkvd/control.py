@@ -78,7 +78,11 @@ class Operator:
         parts, tier = self._parts, Tier[to_tier.upper()]
         if tier not in parts.stores:
             raise FlexKVError(
-                ErrorCode.BAD_ARGUMENT, f"this daemon is configured without {to_tier}: flush to a tier it has"
+                ErrorCode.TIER_UNAVAILABLE, f"this daemon is configured without {to_tier}: flush to a tier it has"
+            )
+        if parts.readiness.draining:
+            raise FlexKVError(
+                ErrorCode.DRAINING, "the daemon is stopping and begins no flush: ask again when it is back"
             )
         ended: asyncio.Future[TicketFinished | RequestRefused] = asyncio.get_running_loop().create_future()
         number = parts.sessions.own_ticket(lambda end: None if ended.done() else ended.set_result(end))

@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from flexkv_py.core.messages import DrainStarted, TicketCancelled, Tier
+from flexkv_py.core.messages import DrainStarted, Tier
 from flexkv_py.errors import FlexKVError
 from flexkvd import socket_file, startup
 from flexkvd.config import ApiTable, Config, read_token
@@ -178,8 +178,7 @@ class Daemon:
         while parts.sessions.busy and self._loop.time() < self._end_at_s and not self._stop.hurry.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.hurry.wait(), DRAIN_LOOK_S)
-        for ticket in parts.sessions.open_tickets():
-            parts.engine.post(TicketCancelled(ticket.session, ticket.number, parts.engine.now_ns()))
+        parts.sessions.cancel_tickets()
 
     async def _end(self) -> None:
         """Let clients, running transfers and background work go; the stack closes the rest."""

@@ -29,6 +29,7 @@ from flexkv_tiers.lanes import CopyTask, Direction, Lanes
 from flexkv_tiers.memory import WorkerMemory
 from flexkv_tiers.memory.worker import PageTable
 from flexkvd.engine import Engine
+from flexkvd.fault_log import FaultLog
 from flexkvd.links import Link
 from flexkvd.sessions import Sessions
 from flexkvd.tickets import Ticket
@@ -98,6 +99,7 @@ class Executor:
         self._lanes = lanes
         self._stores = stores
         self._loop = loop
+        self._fault_log = FaultLog()
         self._copies: set[asyncio.Task[None]] = set()
         for tier, (_, limits) in stores.items():
             word = tier.name.lower()
@@ -213,6 +215,7 @@ class Executor:
     def _end(self, result: TransferResult, link: str) -> None:
         if result.fault is not None:
             self.traffic.faults[link, result.fault.value] += 1
+            self._fault_log.failed(link, result.fault, result.detail, self._loop.time())
         self._engine.finish(result)
 
 

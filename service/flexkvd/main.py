@@ -14,7 +14,10 @@ from pathlib import Path
 
 import flexkv_py
 from flexkv_py.errors import FlexKVError
+from flexkvd import preflight
 from flexkvd.config import Config, load_config
+
+log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_BUG, EXIT_REFUSED = 0, 1, 2
 EPILOG = """\
@@ -42,10 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_config(given.config)
     except FlexKVError as error:
         return _refuse(str(error))
+    if problems := preflight.problems(config):
+        return _refuse(*map(str, problems))
     if given.check_config:
-        print(f"{given.config or 'the built-in configuration'} is fine")  # noqa: T201 - it is what was asked for
-        return EXIT_OK
+        return _say_fine(config, given.config or "the built-in configuration")
     _log_to_stderr(config)
+    for warning in preflight.warnings(config):
+        log.warning("%s", warning)
     return _run(config)
 
 
@@ -57,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file to read")
-    parser.add_argument("--check-config", action="store_true", help="read the configuration, say what is wrong, exit")
+    parser.add_argument("--check-config", action="store_true", help="say whether it can start with this, exit")
     parser.add_argument("--version", action="version", version=f"flexkvd {flexkv_py.__version__}")
     return parser
 
@@ -82,8 +88,16 @@ def _log_to_stderr(config: Config) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _refuse(why: str) -> int:
-    print(f"flexkvd: {why}", file=sys.stderr)  # noqa: T201 - there is no log yet
+def _say_fine(config: Config, name: object) -> int:
+    for warning in preflight.warnings(config):
+        print(f"flexkvd: warning: {warning}", file=sys.stderr)  # noqa: T201 - there is no log
+    print(f"{name} is fine")  # noqa: T201 - it is what was asked for
+    return EXIT_OK
+
+
+def _refuse(*reasons: str) -> int:
+    for why in reasons:
+        print(f"flexkvd: {why}", file=sys.stderr)  # noqa: T201 - there is no log yet
     return EXIT_REFUSED
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -107,6 +107,7 @@ class Metrics(Collector):
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a start time per series is noise here
         self._registry = CollectorRegistry()
         self._registry.register(self)
         tickets, lag = HISTOGRAMS

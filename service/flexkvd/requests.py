@@ -130,13 +130,13 @@ class Requests:
         in_range = all(0 <= shard <= SHARD_MAX for shard in shards)
         if len(shards) > SHARDS_MAX or len(set(shards)) != len(shards) or not in_range:
             raise _bad_argument(f"list at most {SHARDS_MAX} different shards from 0 to {SHARD_MAX}")
-        hold_ns = self._span_ns("hold_ms", message.hold_ms, self._limits.hold_s_max)
+        hold_ns = self._span_ns("hold_ms", message.hold_ms, "hold_s_max", self._limits.hold_s_max)
         self._engine.post(MatchAsked(session.number, message.id, keys, shards, hold_ns, self._engine.now_ns()))
 
     def _load(self, session: Session, message: Load) -> DaemonMessage:
         keys = self._key_run(message.keys).distinct()
         memory = session.memory(message.memory)
-        pages = memory.mapping.page_table(message.pages, len(keys))
+        pages = _distinct(memory.mapping.page_table(message.pages, len(keys)))
         deadline_ns = self._deadline_ns(message.deadline_ms)
         ticket = self._ticket(session, TicketKind.LOAD, len(keys), memory, pages)
         self._engine.post(LoadAsked(session.number, ticket.number, keys, deadline_ns, ticket.opened_ns))
@@ -187,7 +187,7 @@ class Requests:
                 f"there is no chunk {message.chunk}, a block of this geometry has {session.geometry.chunk_count}: "
                 "wait for a smaller one, or -1 for the end"
             )
-        timeout_ns = self._span_ns("timeout_ms", message.timeout_ms, self._limits.deadline_s_max)
+        timeout_ns = self._span_ns("timeout_ms", message.timeout_ms, "deadline_s_max", self._limits.deadline_s_max)
         if ticket.reached(message.chunk) or not timeout_ns:
             return ticket.progress(message.id)
         session.begin_waiting()
@@ -269,12 +269,15 @@ class Requests:
         return tier
 
     def _deadline_ns(self, deadline_ms: int) -> int:
-        span_ns = self._span_ns("deadline_ms", deadline_ms, self._limits.deadline_s_max)
+        span_ns = self._span_ns("deadline_ms", deadline_ms, "deadline_s_max", self._limits.deadline_s_max)
         return self._engine.now_ns() + (span_ns or int(self._limits.deadline_s_default * 1e9))
 
-    def _span_ns(self, name: str, span_ms: int, span_s_max: float) -> int:
+    def _span_ns(self, name: str, span_ms: int, limit: str, span_s_max: float) -> int:
         if not 0 <= span_ms <= span_s_max * 1000:
-            raise _bad_argument(f"{name} is {span_ms}: use 0 to {int(span_s_max * 1000)}")
+            raise _bad_argument(
+                f"{name} is {span_ms}, that is {span_ms / 1000:g} s: use 0 to {int(span_s_max * 1000)}, as "
+                f"[limits] {limit} is {span_s_max:g} s"
+            )
         return span_ms * NS_PER_MS
 
 
@@ -287,6 +290,14 @@ def _pages(raw: bytes, page_count: int) -> Pages:
             ErrorCode.PAGE_OUT_OF_RANGE,
             f"page {int(pages.max())} is not in this memory: it was registered with {page_count} pages, from 0 on",
         )
+    return pages
+
+
+def _distinct(pages: PageTable) -> PageTable:
+    """Two blocks loaded into one page would leave there whichever came last, and both called loaded."""
+    numbers, counts = np.unique(pages, return_counts=True)
+    if len(numbers) < pages.size:
+        raise _bad_argument(f"page {numbers[counts > 1][0]} is listed twice: load every block into pages of its own")
     return pages
 
 

@@ -19,6 +19,7 @@ from flexkv_py.core.messages import (
     RequestRefused,
     SessionClosed,
     SessionOpened,
+    TicketCancelled,
     TicketFinished,
 )
 from flexkv_py.errors import ErrorCode, FlexKVError
@@ -157,6 +158,12 @@ class Sessions:
     def open_tickets(self) -> list[Ticket]:
         """Clients' tickets that are not over."""
         return [ticket for each in self.by_number.values() for ticket in each.tickets.values() if not ticket.over]
+
+    def cancel_tickets(self) -> None:
+        """Ask for the end of every ticket that runs, the operator's flushes too."""
+        running = [(ticket.session, ticket.number) for ticket in self.open_tickets()]
+        for session, number in (*running, *((0, number) for number in list(self._own))):
+            self._engine.post(TicketCancelled(session, number, self._engine.now_ns()))
 
     def next_ticket(self) -> int:
         """A ticket number never used before in this life of the daemon."""

@@ -41,11 +41,7 @@ def listen(path: str, mode: int) -> Listener:
     A file left behind by a dead daemon is replaced. Raises FlexKVError: ALREADY_RUNNING when somebody
     listens there, BAD_SOCKET_PATH when no socket can be made there.
     """
-    if not 1 <= len(os.fsencode(path)) <= PATH_BYTES_MAX:
-        raise _bad_path(f"the path {path!r} has {len(os.fsencode(path))} bytes: use 1 to {PATH_BYTES_MAX}")
-    parent = Path(path).parent
-    if not parent.is_dir():
-        raise _bad_path(f"{parent} is no directory: create it, or name a socket in one that exists")
+    check_path(path, "the socket")
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -63,15 +59,24 @@ def listen(path: str, mode: int) -> Listener:
         raise _bad_path(f"no socket can be made at {path} ({error.strerror}): check the directory's owner") from error
 
 
+def check_path(path: str, key_name: str) -> None:
+    """Find out without a change whether a socket can be made there. Raises FlexKVError(BAD_SOCKET_PATH)."""
+    if not 1 <= len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        size = len(os.fsencode(path))
+        raise _bad_path(f"{key_name}: the path {path!r} has {size} bytes: use 1 to {PATH_BYTES_MAX}")
+    parent = Path(path).parent
+    if not parent.is_dir():
+        raise _bad_path(f"{key_name}: {parent} is no directory: create it, or name a socket in one that exists")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise _bad_path(f"{key_name}: {parent} cannot be written: correct its owner and mode, or name another folder")
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode):
+            raise _bad_path(f"{key_name}: {path} exists and is no socket: remove it, or name another path")
+
+
 def _remove_stale(path: str) -> None:
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return
-    except OSError as error:
-        raise _bad_path(f"{path} cannot be looked at ({error.strerror}): check the directory's rights") from error
-    if not stat.S_ISSOCK(found.st_mode):
-        raise _bad_path(f"{path} exists and is no socket: remove it, or name another path")
     pid = _listening_pid(path)
     if pid is not None:
         raise FlexKVError(

@@ -56,7 +56,7 @@ class Key:
             case Kind.SWITCH:
                 return "true or false"
             case Kind.TEXT:
-                return "a string"
+                return "a string that is not empty" if self.low else "a string"
             case Kind.INTEGERS:
                 return f"a list of at most {INTEGERS_MAX} whole numbers from {int(self.low)} to {int(self.high)}"
 
@@ -79,7 +79,9 @@ def key(
     high: float = 0,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field that is read from TOML; without `default` the key must be given."""
+    """A dataclass field that is read from TOML; without `default` the key must be given. Of a text, `low` is its
+    least length.
+    """
     return field(default=default, metadata={"key": Key(kind, doc, low, high, choices)})
 
 
@@ -135,7 +137,9 @@ def _in_range(accepted: Key, value: Any) -> bool:
             return bool(accepted.low <= value <= accepted.high)
         case Kind.INTEGERS:
             return len(value) <= INTEGERS_MAX and all(accepted.low <= each <= accepted.high for each in value)
-        case Kind.SWITCH | Kind.TEXT:
+        case Kind.TEXT:
+            return len(value) >= accepted.low
+        case Kind.SWITCH:
             return True
 
 

@@ -19,7 +19,7 @@ BAD_PAGES = [["a"], [1.5] * 4, None, 7, b"abcd", [None] * 4, "abcd"]
 BAD_TOKENS = [["a"] * 64, [1.5] * 64, None, 7, bytes(64), [-1] * 64, [2**32] * 64]
 
 
-@pytest.mark.parametrize("keys", BAD_KEYS, ids=repr)
+@pytest.mark.parametrize("keys", BAD_KEYS)
 def test_keys_that_are_none_are_refused(client, keys):
     """Whatever is no list of 16 bytes each is a bad key to every call that takes keys."""
     memory = register(client)
@@ -43,7 +43,7 @@ def test_a_parent_that_is_no_key_is_refused(client):
         client.save([KEY], range(4), register(client), parent=None)
 
 
-@pytest.mark.parametrize("pages", BAD_PAGES, ids=repr)
+@pytest.mark.parametrize("pages", BAD_PAGES)
 def test_pages_that_are_no_numbers_are_refused(client, pages):
     """Pages of other types are a bad argument to load, save and fence."""
     memory = register(client)

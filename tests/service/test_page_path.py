@@ -52,6 +52,35 @@ def test_a_load_is_waited_for_chunk_by_chunk(connect: Callable[..., Client]) -> 
     assert worker.block_bytes(37) == worker.block_bytes(7)
 
 
+def test_a_time_out_of_range_names_its_limit(connect: Callable[..., Client]) -> None:
+    """Times too long are refused with the seconds asked for, and the key and value of the limit."""
+    worker = Worker(connect())
+    [key] = worker.client.keys(TOKENS[:16])
+    ticket = worker.client.save([key], worker.pages(0, 1), worker.memory)
+    for call, limit in (
+        (lambda: worker.client.match([key], hold_s=700), "[limits] hold_s_max is 600 s"),
+        (lambda: worker.client.prefetch([key], deadline_s=700), "[limits] deadline_s_max is 600 s"),
+    ):
+        with pytest.raises(FlexKVError, match="is 700000, that is 700 s: use 0 to 600000") as caught:
+            call()
+        assert caught.value.code is ErrorCode.BAD_ARGUMENT
+        assert limit in caught.value.message
+    assert ticket.wait(timeout_s=5).length == 1
+
+
+def test_one_page_takes_one_block_only(connect: Callable[..., Client]) -> None:
+    """A load with a page for two blocks is refused and names it; a save may read a page twice."""
+    worker = Worker(connect())
+    keys = worker.client.keys(TOKENS[:32])
+    once = worker.pages(3, 1)
+    saved = worker.client.save(keys, once + once, worker.memory).wait(timeout_s=5)
+    assert saved.length == 2
+    with pytest.raises(FlexKVError, match=f"page {once[0]} is listed twice") as caught:
+        worker.client.load(keys, once + once, worker.memory)
+    assert caught.value.code is ErrorCode.BAD_ARGUMENT
+    assert worker.client.load(keys, worker.pages(8, 2), worker.memory).wait(timeout_s=5).length == 2
+
+
 def test_a_missing_block_cuts_the_load_short(connect: Callable[..., Client]) -> None:
     """A load of more than is there says which keys are missing, and how long the usable prefix is."""
     worker = Worker(connect())

@@ -132,7 +132,9 @@ def test_a_second_daemon_refuses_to_start(spawn: Callable[[], Process], tmp_path
     assert same_directory.returncode == 2
     assert ErrorCode.DIRECTORY_LOCKED.value in same_directory.stderr
     other = tmp_path / "other.toml"
-    other.write_text(f'[daemon]\nsocket = "{process.socket}"\n[dram]\nbytes = "4MiB"\nsegment_bytes = "4MiB"\n')
+    other.write_text(
+        f'[daemon]\nsocket = "{process.socket}"\n[api]\nsocket = ""\n[dram]\nbytes = "4MiB"\nsegment_bytes = "4MiB"\n'
+    )
     same_socket = run("--config", str(other))
     assert same_socket.returncode == 2
     assert ErrorCode.ALREADY_RUNNING.value in same_socket.stderr
@@ -163,7 +165,7 @@ def test_python_o_is_refused() -> None:
 def test_check_config_judges_a_file(tmp_path: Path) -> None:
     """A good file is fine, a typo is named with the nearest key."""
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
-    good.write_text('[dram]\nbytes = "1GiB"\n')
+    good.write_text(f'[daemon]\nsocket = "{tmp_path}/w"\n[api]\nsocket = ""\n[dram]\nbytes = "64MiB"\n')
     bad.write_text('[dram]\nbites = "1GiB"\n')
     fine, wrong = run("--check-config", "--config", str(good)), run("--check-config", "--config", str(bad))
     assert (fine.returncode, "is fine" in fine.stdout) == (0, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import random
@@ -19,6 +20,7 @@ import pytest
 from flexkv_py.core.messages import BlockName, Fault
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.ssd import SsdStore
+from flexkv_tiers.ssd.directory import refusal as coded_refusal
 from tests.tiers.contract import (
     KIB,
     Frames,
@@ -156,6 +158,13 @@ def test_a_disk_too_small_for_one_segment_is_refused(tmp_path, frames):
         error = refusal(store_in(directory, frames))
         assert error.code is ErrorCode.DISK_FULL
         assert "smaller capacity" in error.message
+
+
+def test_a_file_larger_than_the_file_system_allows_is_a_full_disk(tmp_path):
+    """A capacity whose segments no file can hold is DISK_FULL too, not a matter of rights."""
+    error = coded_refusal(tmp_path, OSError(errno.EFBIG, "File too large"))
+    assert error.code is ErrorCode.DISK_FULL
+    assert "smaller capacity" in error.message
 
 
 def test_a_disk_that_fills_up_is_a_fault_and_recovers(tmp_path, frames):

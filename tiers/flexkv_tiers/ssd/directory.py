@@ -70,8 +70,36 @@ def acquire(directory: Path) -> tuple[int, Marker]:
         raise refusal(directory, error) from error
 
 
+def inspect(directory: Path) -> None:
+    """Find out without a change whether `acquire` would work, but for the lock.
+
+    Raises FlexKVError: DIRECTORY_FOREIGN, DIRECTORY_NOT_WRITABLE.
+    """
+    try:
+        place = existing(directory)
+        if not place.is_dir():
+            raise _os_error(errno.ENOTDIR)
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise _os_error(errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES)
+        if place == directory:
+            _read_marker(directory)
+    except OSError as error:
+        raise refusal(directory, error) from error
+
+
+def existing(directory: Path) -> Path:
+    """The directory, or the nearest one above it that is there. Raises OSError."""
+    return next(each for each in (directory, *directory.parents) if each.exists())
+
+
 def refusal(directory: Path, error: OSError) -> FlexKVError:
     """The coded error for a directory that cannot be prepared."""
+    if error.errno == errno.EFBIG:
+        return FlexKVError(
+            ErrorCode.DISK_FULL,
+            f"the file system of {directory} holds no file that large ({error.strerror}): "
+            "configure a smaller capacity or another directory",
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FlexKVError(
             ErrorCode.DISK_FULL,
@@ -135,6 +163,10 @@ def _read_marker(directory: Path) -> Marker | None:
     if marker.version != FORMAT_VERSION:
         raise _foreign(directory, f"it has format version {marker.version}, this flexkvd reads {FORMAT_VERSION}")
     return marker
+
+
+def _os_error(code: int) -> OSError:
+    return OSError(code, os.strerror(code))
 
 
 def _foreign(directory: Path, why: str) -> FlexKVError:

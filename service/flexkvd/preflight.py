@@ -1,0 +1,127 @@
+"""Whether a configuration can work on this machine, found out before anything is opened.
+
+Owns the checks that need a look at files, memory and disks, and only looks; what a file alone can get
+wrong is `config`'s. Called by `main`, for `--check-config` and before every start. Another daemon on
+the same socket or directory is no fault of the configuration: it is met, and named, at start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from flexkv_py.errors import FlexKVError
+from flexkvd import socket_file
+from flexkvd.config import Config, S3Table, SsdTable, read_token
+from flexkvd.toml_tables import bad_config, format_size
+
+
+def problems(config: Config) -> list[FlexKVError]:
+    """Everything that would end a start at once, or let a tier never work; empty: it can start."""
+    checks: list[Callable[[], None]] = [
+        lambda: socket_file.check_path(config.daemon.socket, "[daemon] socket"),
+        lambda: _check_api_socket(config),
+        lambda: _check_token(config.daemon.token_file, "[daemon] token_file"),
+        lambda: _check_token(config.api.token_file, "[api] token_file"),
+        lambda: _check_memory(config.dram.bytes),
+    ]
+    if (ssd := config.ssd) is not None:
+        checks.append(lambda: _check_directory(ssd))
+    if (s3 := config.s3) is not None:
+        checks += [lambda: _check_endpoint(s3), lambda: _check_ca_bundle(s3)]
+    return [problem for check in checks if (problem := _problem(check)) is not None]
+
+
+def warnings(config: Config) -> Iterator[str]:
+    """What works, though not as well as configured. Only for a configuration without problems."""
+    if config.ssd is None:
+        return
+    wanted_bytes, directory = config.ssd.bytes, Path(config.ssd.directory)
+    whole_bytes, room_bytes = _disk(directory)
+    if not whole_bytes:
+        return  # a file system without a size of its own
+    if wanted_bytes > whole_bytes:
+        yield (
+            f"[ssd] bytes = {wanted_bytes} is more than the whole file system of {directory} holds ({whole_bytes}): "
+            "the tier will run full at that; lower bytes, or name a directory on a larger disk"
+        )
+    elif wanted_bytes > room_bytes:
+        yield (
+            f"[ssd] bytes = {wanted_bytes}, yet the file system of {directory} has room for {room_bytes} now: "
+            "the tier will run full at that; free space there, or lower bytes"
+        )
+
+
+def _problem(check: Callable[[], None]) -> FlexKVError | None:
+    try:
+        check()
+    except FlexKVError as error:
+        return error
+    return None
+
+
+def _check_api_socket(config: Config) -> None:
+    if config.api.host or not config.api.socket:
+        return
+    if os.path.realpath(config.api.socket) == os.path.realpath(config.daemon.socket):
+        raise bad_config(
+            f"[daemon] socket and [api] socket are both {config.api.socket!r}: give the REST API a path of its own, "
+            'or [api] socket = "" for none'
+        )
+    socket_file.check_path(config.api.socket, "[api] socket")
+
+
+def _check_token(path: str, key_name: str) -> None:
+    read_token(path, key_name)
+
+
+def _check_memory(wanted_bytes: int) -> None:
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted_bytes > machine_bytes:
+        raise bad_config(
+            f"[dram] bytes = {format_size(wanted_bytes)}, but this machine has {machine_bytes / (1 << 30):.1f} GiB of "
+            "memory in all: lower it, and leave room for the workers"
+        )
+
+
+def _check_directory(table: SsdTable) -> None:
+    from flexkv_tiers.ssd.directory import inspect  # noqa: PLC0415 - only a daemon with a disk tier needs it
+
+    inspect(Path(table.directory))
+
+
+def _check_endpoint(table: S3Table) -> None:
+    try:
+        parts = urlsplit(table.endpoint_url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if table.endpoint_url and not good:
+        raise bad_config(
+            f"[s3] endpoint_url = {table.endpoint_url!r} is no URL of a server: write http://host:port or "
+            "https://host, or leave it empty for AWS"
+        )
+
+
+def _check_ca_bundle(table: S3Table) -> None:
+    try:
+        if table.ca_bundle:
+            with Path(table.ca_bundle).open("rb"):
+                pass
+    except OSError as error:
+        raise bad_config(
+            f"[s3] ca_bundle = {table.ca_bundle!r} cannot be read ({error.strerror}): name a readable file of "
+            "certificates, or leave it empty for the system's"
+        ) from error
+
+
+def _disk(directory: Path) -> tuple[int, int]:
+    """Size of the file system, and what of it the tier can have: the free room and its own files."""
+    from flexkv_tiers.ssd.directory import existing, segments  # noqa: PLC0415 - likewise
+
+    place = existing(directory)
+    disk = os.statvfs(place)
+    own_bytes = sum(segment.file_bytes for segment in segments(directory)) if place == directory else 0
+    return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize + own_bytes
