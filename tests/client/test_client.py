@@ -13,6 +13,9 @@ from flexkv_py.keys import ROOT, keys_of_tokens, namespace_digest
 
 from .conftest import GEOMETRY, descriptors
 
+EARLY_S_MAX = 0.01
+"""The stand-in's loop counts whole milliseconds, so its timers may end a little early."""
+
 
 def refused(code: ErrorCode):
     """Expect a FlexKVError with this code."""
@@ -90,7 +93,7 @@ def test_reading_passes_on_when_the_leader_is_done(client):
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(ask, (0.1, 0.3, 0.5)))
-    assert all(hold_s <= took < hold_s + 1.0 for hold_s, took in took_s.items())
+    assert all(-EARLY_S_MAX < took - hold_s < 0.5 for hold_s, took in took_s.items()), took_s
 
 
 @pytest.mark.timing
@@ -130,7 +133,7 @@ def test_a_wait_keeps_to_its_own_time(client):
     assert not ticket.wait(timeout_s=0.1).done
     assert 0.1 <= time.monotonic() - start_s < 0.3
     assert ticket.wait().done
-    assert 0.4 <= time.monotonic() - start_s < 0.8
+    assert 0.4 - EARLY_S_MAX < time.monotonic() - start_s < 0.8
     assert ticket.wait(timeout_s=0).done
 
 
