@@ -41,6 +41,8 @@ def open_trace(path: Path, tokens_per_block: int = 512) -> Iterator[TraceRequest
     lines = _lines(path)
     first = next(lines, b"")
     lines.close()
+    if not first:
+        raise FlexKVError(ErrorCode.BAD_TRACE, f"{path} is empty: name a trace with at least one request")
     fields = _decode(path, 1, first, msgspec.json.Decoder(_Fields))
     if fields.hash_ids is not None:
         return mooncake_requests(_decoded(path, MooncakeLine), tokens_per_block)
@@ -83,7 +85,13 @@ def _lines(path: Path) -> Generator[bytes, None, None]:
                 if len(line) > LINE_BYTES_MAX:
                     raise _bad(path, number, f"it is longer than {LINE_BYTES_MAX} bytes")
                 yield line
-    except (OSError, EOFError, zlib.error) as error:  # a truncated gzip file ends in EOFError
+    except OSError as error:
+        if error.errno is None:  # gzip's own
+            raise _bad(path, number + 1, f"it cannot be read: {error}") from error
+        raise FlexKVError(
+            ErrorCode.BAD_TRACE, f"{path} cannot be read ({error.strerror}): name a readable trace file"
+        ) from error
+    except (EOFError, zlib.error) as error:  # a truncated gzip file ends in EOFError
         raise _bad(path, number + 1, f"it cannot be read: {error}") from error
 
 

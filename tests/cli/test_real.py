@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import time
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +24,7 @@ from flexkvd.cli.traffic import ReplayClient, Target
 from flexkvd.config import parse_config
 
 BLOCK_BYTES = 32 * 1024
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.fixture
@@ -113,12 +119,68 @@ def test_cpu_and_owner_are_those_of_the_process(daemon):
         (["--spawn", "--dram-bytes", "1000000"], "multiple of 1 MiB"),
         (["--spawn", "--s3-url", "nonsense"], "http://host:port/bucket/prefix"),
         (["--socket", "/nowhere/worker.sock"], "/nowhere/worker.sock"),
+        (["--socket", "/nowhere/worker.sock", "--dram-bytes", "64MiB"], "--dram-bytes does nothing with --socket"),
+        (["--dry", "--ssd-bytes", "64MiB"], "--ssd-bytes does nothing with --dry: leave it out, or use --spawn"),
+        (["--dry", "--clients", "2"], "use --socket or --spawn"),
+        (["--spawn", "--admin", "x"], "--admin does nothing with --spawn"),
+        (["--spawn", "--dram-bytes", "1MiB", "--block-bytes", "2MiB"], "larger than all of --dram-bytes 1048576"),
     ],
 )
 def test_bad_arguments_end_with_code_two(trace, capsys, arguments, cause):
     """Each names what was wrong with it, and nothing is left running."""
     assert main(["replay", str(trace), *arguments]) == 2
     assert cause in capsys.readouterr().err
+
+
+def test_a_running_daemon_is_replayed_against_with_its_token(trace, tmp_path, capsys):
+    """The admin socket beside the worker socket is found by itself; a wrong token is told."""
+    for name, word in (("right", "sesame"), ("wrong", "open")):
+        (tmp_path / name).write_text(word + "\n")
+    config = tmp_path / "flexkvd.toml"
+    config.write_text(
+        f'[daemon]\nsocket = "{tmp_path}/w.sock"\ntoken_file = "{tmp_path}/right"\n'
+        f'[api]\nsocket = "{tmp_path}/admin.sock"\n[dram]\nbytes = "16MiB"\nsegment_bytes = "4MiB"\n'
+    )
+    command = [sys.executable, "-m", "flexkvd.main", "--config", str(config)]
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until((tmp_path / "admin.sock").exists)
+            run = ["replay", str(trace), "--socket", str(tmp_path / "w.sock"), "--limit", "2", "--token-file"]
+            assert main([*run, str(tmp_path / "right")]) == 0
+            assert main([*run, str(tmp_path / "wrong")]) == 2
+            assert "[unauthenticated]" in capsys.readouterr().err
+        finally:
+            process.terminate()
+
+
+def test_the_daemon_dies_with_the_run():
+    """A SIGKILL of the run takes its daemon along."""
+    program = (
+        "from flexkvd.cli.spawn import Sizes, SpawnedDaemon; daemon = SpawnedDaemon(Sizes(dram_bytes=1 << 22)); "
+        "daemon.wait_socket(); print(daemon.pid, daemon.socket, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        pid, path = run.stdout.readline().split()
+        run.kill()
+    wait_until(lambda: gone(int(pid)))
+    shutil.rmtree(Path(path).parent)
+
+
+def gone(pid):
+    """Whether the process has ended, be it that nobody has waited for it yet."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(reached, seconds=15.0):
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_daemon_that_does_not_start_says_why():

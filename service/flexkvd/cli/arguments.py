@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+COUNT_MAX = 10**12
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE)
@@ -21,9 +22,10 @@ def byte_size(word: str) -> int:
 
 
 def positive(word: str) -> int:
-    """A whole number of at least 1."""
-    if not word.isascii() or not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number of at least 1")
+    """A whole number from 1 to COUNT_MAX."""
+    digits = word.isascii() and word.isdecimal() and len(word) <= len(str(COUNT_MAX))
+    if not digits or not 1 <= int(word) <= COUNT_MAX:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no whole number from 1 to {COUNT_MAX}")
     return int(word)
 
 

@@ -25,6 +25,7 @@ from flexkvd.cli.cpu import cpu_seconds, owner_of
 from flexkvd.cli.ledger import Ledger
 from flexkvd.cli.spawn import Sizes, SpawnedDaemon
 from flexkvd.cli.traffic import Target, replay
+from flexkvd.config import ApiTable, read_token
 
 EXIT_WRONG = 1
 _MS = 1000
@@ -51,7 +52,8 @@ def run_real(chosen: argparse.Namespace, requests: Iterator[TraceRequest]) -> tu
     """Replay, print, and return the exit code and the result for JSON. Raises FlexKVError."""
     with ExitStack() as stack:
         socket, admin, pid = _daemon(chosen, stack)
-        target = Target(socket, chosen.block_bytes, chosen.tokens_per_block)
+        token = read_token(chosen.token_file or "", "--token-file")
+        target = Target(socket, chosen.block_bytes, chosen.tokens_per_block, token)
         stored_bytes = target.geometry().block_bytes
         before, cpu_s = admin.metrics(), cpu_seconds(pid)
         started, own_cpu_s = time.perf_counter(), time.process_time()
@@ -69,7 +71,7 @@ def run_real(chosen: argparse.Namespace, requests: Iterator[TraceRequest]) -> tu
 def _daemon(chosen: argparse.Namespace, stack: ExitStack) -> tuple[str, AdminClient, int]:
     """Worker socket, admin API and process of the daemon to replay against."""
     if chosen.socket:
-        return chosen.socket, AdminClient(chosen.admin), owner_of(chosen.socket)
+        return chosen.socket, AdminClient(chosen.admin or _admin_beside(chosen.socket)), owner_of(chosen.socket)
     environment, s3_url = None, chosen.s3_url
     if s3_url == "auto":
         from flexkvd.cli.s3server import S3Server  # noqa: PLC0415 - brings boto3, which only this run needs
@@ -81,6 +83,12 @@ def _daemon(chosen: argparse.Namespace, stack: ExitStack) -> tuple[str, AdminCli
     daemon = stack.enter_context(SpawnedDaemon(sizes, environment))
     daemon.wait_ready()
     return daemon.socket, daemon.admin, daemon.pid
+
+
+def _admin_beside(socket: str) -> str:
+    """The admin socket in the worker socket's folder, or where it is by default."""
+    beside = Path(socket).with_name(Path(ApiTable.socket).name)
+    return str(beside) if beside.exists() else ApiTable.socket
 
 
 def _percentiles(latencies_s: list[float]) -> dict[str, float]:

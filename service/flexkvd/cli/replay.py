@@ -21,6 +21,20 @@ from flexkv_py.traces import TraceRequest, count_requests, open_trace
 from flexkvd.cli.arguments import block_count, byte_size, positive, writable_file
 from flexkvd.cli.dry import DryRun, HitCount
 
+OPTIONS: dict[str, tuple[tuple[str, ...], object]] = {
+    "dram_blocks": (("--dry",), None),
+    "policy": (("--dry",), "lru"),
+    "admin": (("--socket",), None),
+    "token_file": (("--socket",), None),
+    "block_bytes": (("--socket", "--spawn"), 64 << 10),
+    "clients": (("--socket", "--spawn"), 4),
+    "dram_bytes": (("--spawn",), 256 << 20),
+    "ssd_bytes": (("--spawn",), None),
+    "s3_url": (("--spawn",), None),
+    "admission": (("--spawn",), "always"),
+}
+"""Options that not every run heeds: with what they do something, and their defaults."""
+
 DESCRIPTION = """\
 Replays a request trace (Mooncake or WEKA form, plain or gzip).
 
@@ -61,27 +75,31 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the result as JSON")
     dry = parser.add_argument_group("against the planner alone")
     dry.add_argument("--dry", action="store_true", help="no daemon, no bytes")
-    dry.add_argument("--dram-blocks", type=block_count, default=None, metavar="N|inf", help="room in DRAM (inf)")
-    dry.add_argument("--policy", choices=sorted(POLICIES), default="lru", help="eviction order (%(default)s)")
+    dry.add_argument("--dram-blocks", type=block_count, metavar="N|inf", help="room in DRAM (inf)")
+    dry.add_argument("--policy", choices=sorted(POLICIES), help="eviction order (lru)")
     real = parser.add_argument_group("against a daemon, with real bytes")
     real.add_argument("--socket", metavar="PATH", help="worker socket of a running daemon")
-    real.add_argument("--admin", metavar="PATH", default="/run/flexkvd/admin.sock", help="its admin API (%(default)s)")
-    real.add_argument("--block-bytes", type=byte_size, default="64KiB", metavar="SIZE", help="per block (%(default)s)")
-    real.add_argument("--clients", type=positive, default=4, metavar="N", help="workers at a time (%(default)s)")
+    real.add_argument("--admin", metavar="ADDRESS", help="its admin API: a socket, or host:port (admin.sock beside it)")
+    real.add_argument("--token-file", metavar="FILE", help="first line: the token of its worker socket (none)")
+    real.add_argument("--block-bytes", type=byte_size, metavar="SIZE", help="per block (64KiB)")
+    real.add_argument("--clients", type=positive, metavar="N", help="workers at a time (4)")
     spawned = parser.add_argument_group("a daemon of its own, on temporary folders")
     spawned.add_argument("--spawn", action="store_true", help="start a daemon for this run")
-    spawned.add_argument("--dram-bytes", type=byte_size, default="256MiB", metavar="SIZE", help="(%(default)s)")
+    spawned.add_argument("--dram-bytes", type=byte_size, metavar="SIZE", help="(256MiB)")
     spawned.add_argument("--ssd-bytes", type=byte_size, metavar="SIZE", help="(no SSD tier)")
     spawned.add_argument("--s3-url", metavar="URL", help="http://host:port/bucket/prefix, or auto (no S3 tier)")
-    spawned.add_argument("--admission", choices=("always", "second-use"), default="always", help="(%(default)s)")
+    spawned.add_argument("--admission", choices=("always", "second-use"), help="(always)")
     parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Raises FlexKVError for bad input."""
-    if [chosen.dry, chosen.spawn, bool(chosen.socket)].count(True) != 1:
+    _fill_in(chosen, _mode(chosen))
+    if chosen.spawn and chosen.block_bytes > chosen.dram_bytes:
         raise FlexKVError(
-            ErrorCode.BAD_ARGUMENT, "say what to replay against: exactly one of --dry, --spawn and --socket PATH"
+            ErrorCode.BAD_ARGUMENT,
+            f"a block of --block-bytes {chosen.block_bytes} is larger than all of --dram-bytes {chosen.dram_bytes}: "
+            "choose a smaller block, or more DRAM",
         )
     if chosen.dry:
         return _run_dry(chosen)
@@ -90,6 +108,27 @@ def run(chosen: argparse.Namespace) -> int:
     exit_code, result = run_real(chosen, _shown(chosen, "requests"))
     _write_json(chosen.json, result)
     return exit_code
+
+
+def _mode(chosen: argparse.Namespace) -> str:
+    given = [mode for mode in ("--dry", "--spawn", "--socket") if getattr(chosen, mode[2:])]
+    if len(given) != 1:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT, "say what to replay against: exactly one of --dry, --spawn and --socket PATH"
+        )
+    return given[0]
+
+
+def _fill_in(chosen: argparse.Namespace, mode: str) -> None:
+    """Give every option that is not given its default. Raises FlexKVError for one that does nothing in this mode."""
+    for name, (modes, default) in OPTIONS.items():
+        if getattr(chosen, name) is None:
+            setattr(chosen, name, default)
+        elif mode not in modes:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"--{name.replace('_', '-')} does nothing with {mode}: leave it out, or use {' or '.join(modes)}",
+            )
 
 
 def _run_dry(chosen: argparse.Namespace) -> int:

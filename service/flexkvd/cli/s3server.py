@@ -7,7 +7,6 @@ By hand: `python -m flexkvd.cli.s3server --dir DIR --port PORT` runs one until C
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import random
@@ -28,6 +27,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkvd.cli.children import die_with_parent
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -39,7 +39,6 @@ _PORT_MIN, _PORT_MAX = 10_240, 22_000
 """Below the kernel's range for outgoing connections, with room for each port's gRPC twin."""
 _GRPC_OFFSET = 10_000
 _SERVICES = ("s3", "master", "volume", "filer", "admin")
-_PR_SET_PDEATHSIG = 1
 _SOCKET_FOLDER = "/tmp"  # noqa: S108 - where weed puts its sockets, whatever it is told
 
 
@@ -190,7 +189,7 @@ class S3Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no lock
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no lock
             )
 
     def _answers(self) -> bool:
@@ -225,10 +224,6 @@ def _identities(key_id: str, key: str) -> dict[str, object]:
     return {
         "identities": [{"name": "flexkv", "credentials": [{"accessKey": key_id, "secretKey": key}], "actions": actions}]
     }
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_ports(wanted: int | None) -> dict[str, int]:

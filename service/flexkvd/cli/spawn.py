@@ -1,7 +1,7 @@
 """Starts a daemon of one's own for a run: configuration, sockets and SSD directory in a temporary folder.
 
 Used by `flexkv replay --spawn` and the benchmarks. The daemon is ended by SIGTERM, and by SIGKILL if it
-does not drain in time; the folder goes with it.
+does not drain in time; the folder goes with it. It dies with the process that started it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli.admin import AdminClient
+from flexkvd.cli.children import die_with_parent
 
 MIB = 1 << 20
 START_S_MAX = 60.0
@@ -61,6 +62,7 @@ class SpawnedDaemon:
                 stdout=log,
                 stderr=log,
                 env=environment,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no lock
             )
         self.pid = self._process.pid
 
