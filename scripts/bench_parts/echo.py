@@ -43,6 +43,10 @@ class Echo:
         self._process.wait()
         self._folder.cleanup()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ping(self) -> None:
         self._socket.sendall(MESSAGE)
         self._socket.recv(len(MESSAGE))

@@ -42,7 +42,7 @@ def test_a_full_disk_is_in_the_log(
             worker = Worker(client, 512)
             for turn in range(4):
                 keys = client.keys(list(range(100_000 * turn, 100_000 * turn + 16 * 512)))
-                client.save(keys, worker.pages(0, 512), worker.memory, ack="ssd").wait(timeout_s=10)
+                client.save(keys, worker.pages(0, 512), worker.memory, ack="ssd", deadline_s=0.5).wait(timeout_s=10)
         daemon.stop()
     lines = [record.getMessage() for record in caplog.records if record.name == "flexkvd.fault_log"]
     full = [line for line in lines if line.startswith("dram_ssd: full: ")]

@@ -232,14 +232,13 @@ def test_a_wait_answers_when_its_time_is_over(play: Play) -> None:
 
 
 def test_a_transfer_that_hangs_is_late(play: Play) -> None:
-    """A write that never returns ends at the tier's limit and is counted as late; the saver is told why."""
+    """A write that never returns ends at the tier's limit and is counted as late; another one is tried in time."""
 
     async def scene(world: World, peer: Peer) -> None:
         world.plan.script(Operation.WRITE, Verdict(3600 * SECOND_NS))
         progress = await peer.end(await peer.save(keys(1, 1), deadline_ms=120_000, ack="ssd"))
         assert world.executor.traffic.faults["dram_ssd", Fault.LATE.value] == 1
-        assert progress.outcomes == ["refused"]
-        assert "did not end within 30 s" in progress.detail
+        assert progress.outcomes == ["stored"]
 
     play(scene)
 

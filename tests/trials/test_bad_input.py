@@ -70,7 +70,7 @@ def save_to_a_missing_tier(client: Client, pages: Pages) -> None:
         (save_page_out_of_range, ErrorCode.PAGE_OUT_OF_RANGE, "page 128 is not in this memory", "numbered from 0"),
         (load_too_few_pages, ErrorCode.BAD_ARGUMENT, "2 pages for 2 keys", "give 2 pages per key"),
         (save_a_key_twice, ErrorCode.DUPLICATE_KEY, "listed twice", "name each block once"),
-        (match_a_short_key, ErrorCode.BAD_KEY, "has 15 bytes", "make keys with client.keys()"),
+        (match_a_short_key, ErrorCode.BAD_KEY, "has not 16 bytes", "client.keys()"),
         (save_to_a_missing_tier, ErrorCode.TIER_UNAVAILABLE, "configured without", "add a table [ssd]"),
     ],
 )
