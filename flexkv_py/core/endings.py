@@ -121,7 +121,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     source, target, block = transfer.copy, transfer.other, transfer.block
     assert target is not None
     level = state.levels[target.tier]
-    level.wrote("" if result.fault is None else result.detail or result.fault.value, state.now_ns)
+    level.wrote(result, state.now_ns)
     if result.fault is None:
         assert target.state is CopyState.FILLING
         target.place = result.location

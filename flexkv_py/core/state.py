@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import BlockName, Instruction, Tier
+from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
@@ -45,6 +45,7 @@ class Level:
         self.faults_in_row = 0
         self.pause_until_ns = 0
         self.last_fault = ""
+        self.full = False  # the last write found no room, whatever we counted
         self.recovering = recovering  # not all that the last life left here is known yet
         self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
         self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
@@ -75,14 +76,15 @@ class Level:
         else:
             self.policy.remove(copy)
 
-    def wrote(self, fault: str, now_ns: int) -> None:
-        """A write ended; `fault` is empty if well. Faults pause the tier, longer each time, so it is not hammered."""
+    def wrote(self, result: TransferResult, now_ns: int) -> None:
+        """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
         self.writes -= 1
         assert self.writes >= 0
-        if not fault:
+        self.full = result.fault is Fault.FULL
+        if result.fault is None:
             self.faults_in_row = 0
         elif self.pause_until_ns <= now_ns:  # writes that fail together are one fault
-            self.faults_in_row, self.last_fault = self.faults_in_row + 1, fault
+            self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 
 

@@ -70,7 +70,9 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
 def expire_ticket(state: State, ticket: Ticket) -> None:
     """The deadline passed. What a save could not store in time, without room or in mid-copy, may come again."""
     rest = Outcome.THROTTLED if ticket.kind is TicketKind.SAVE else Outcome.LATE
-    finish_ticket(state, ticket, rest, "the deadline passed")
+    level = state.levels[ticket.ack]
+    why = f"; {ticket.ack.name.lower()}: {level.last_fault}" if level.faults_in_row else ""
+    finish_ticket(state, ticket, rest, "the deadline passed" + why)
 
 
 def end_session_tickets(state: State, session: Session) -> None:
