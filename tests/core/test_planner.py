@@ -381,3 +381,15 @@ def test_a_namespace_without_blocks_is_forgotten_with_its_last_session(benches):
     for number in range(2, 12):
         bench.post(SessionClosed(number, 0))
     assert {namespace[0] for namespace, _ in bench.planner.state.indexes} == {NAMESPACE[0], 3, 4}
+
+
+def test_a_key_that_hangs_on_another_chain_ends_the_match(benches):
+    """Two cached chains spliced together match only as far as each block hangs on the key before it."""
+    bench = benches()
+    ours, theirs = chain(2, "ours"), chain(2, "theirs")
+    bench.save(ours)
+    bench.save(theirs)
+    bench.settle()
+    spliced = [ours[0], theirs[1]]
+    assert bench.match(spliced).length == 1
+    assert bench.match(spliced, hold_ns=10**9).length == 1
