@@ -32,7 +32,6 @@ class PlannerConfig:
     sessions_max: int = 1024
     tickets_per_session_max: int = 1024
     leases_per_session_max: int = 1024
-    keys_per_message_max: int = 65536
     allocation_waiters_max: int = 65536
     demotions_in_flight_max: int = 16
     promotions_in_flight_max: int = 64

@@ -271,7 +271,6 @@ def planner_config(config: Config) -> PlannerConfig:
         sessions_max=limits.sessions_max,
         tickets_per_session_max=limits.tickets_per_session_max,
         leases_per_session_max=limits.leases_per_session_max,
-        keys_per_message_max=limits.keys_per_message_max,
         allocation_waiters_max=limits.allocation_waiters_max,
         demotions_in_flight_max=limits.demotions_in_flight_max,
         promotions_in_flight_max=limits.promotions_in_flight_max,

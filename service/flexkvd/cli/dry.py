@@ -29,7 +29,6 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.planner import Planner
 from flexkv_py.keys import KEY_BYTES, ROOT, BlockKey, namespace_digest
-from flexkv_py.traces.request import BLOCKS_PER_REQUEST_MAX
 
 _PAGE_BYTES = 4096
 _UNLIMITED_SEGMENTS = 1 << 12
@@ -63,7 +62,6 @@ class DryRun:
                 segment_bytes=segment_bytes,
                 dram_segments=segments,
                 policy=policy,
-                keys_per_message_max=BLOCKS_PER_REQUEST_MAX,
                 story_events_max=1,
             )
         )
