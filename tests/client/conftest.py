@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,10 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkv_py.geometry import Geometry, Plane
+from tests.leaks import open_files, threads
 
 GEOMETRY = Geometry(planes=(Plane("kv", tuple(range(8)), 64),), chunk_bytes_min=4096)
+HELD = ("socket:", "/memfd:")  # what a client may hold open
 
 
 class Daemon:
@@ -51,19 +52,6 @@ class Daemon:
         self.start()
 
 
-def descriptors() -> int:
-    """How many sockets and memfds this process holds."""
-    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-    return sum("socket:" in link or "memfd:" in link for link in map(_target, links))
-
-
-def _target(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except FileNotFoundError:  # the descriptor of the listing itself
-        return ""
-
-
 @pytest.fixture(scope="module")
 def module_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("run") / "worker.sock") as daemon:
@@ -81,11 +69,11 @@ def daemon(module_daemon: Daemon) -> Daemon:
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[Client]:
     """A connected client that leaves neither a thread nor a descriptor behind."""
-    threads, kept = threading.active_count(), descriptors()
+    older = threads(), open_files(*HELD)
     with Client(daemon.path, GEOMETRY, timeout_s=2.0) as client:
         yield client
     end = time.monotonic() + 5  # the watcher of a connection lost before the last one ends by itself
-    while (threading.active_count(), descriptors()) != (threads, kept) and time.monotonic() < end:
+    while (threads() - older[0] or open_files(*HELD) - older[1]) and time.monotonic() < end:
         time.sleep(0.01)
-    assert threading.active_count() == threads
-    assert descriptors() == kept
+    assert not threads() - older[0]
+    assert not open_files(*HELD) - older[1]

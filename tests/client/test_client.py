@@ -10,8 +10,9 @@ from flexkv_py.client import Client, GoingAway, Outcome, PagedLayout, create_mem
 from flexkv_py.client.session import DAEMON_MESSAGES_MAX
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import ROOT, keys_of_tokens, namespace_digest
+from tests.leaks import open_files
 
-from .conftest import GEOMETRY, descriptors
+from .conftest import GEOMETRY, HELD
 
 EARLY_S_MAX = 0.01
 """The stand-in's loop counts whole milliseconds, so its timers may end a little early."""
@@ -219,16 +220,16 @@ def test_a_closed_client_stays_closed(daemon):
 
 def test_a_forked_child_is_told_and_lets_go(daemon):
     """A child's call is refused with a code, its copies are closed, and the parent works on."""
-    before = descriptors()
+    before = open_files(*HELD)
     client = Client(daemon.path, GEOMETRY)
     register(client)
-    assert descriptors() == before + 2
+    assert len(open_files(*HELD) - before) == 2
     child = os.fork()
     if child == 0:
         try:
             client.ping()
         except FlexKVError as error:
-            os._exit(0 if error.code is ErrorCode.UNSUPPORTED and descriptors() == before else 1)
+            os._exit(0 if error.code is ErrorCode.UNSUPPORTED and not open_files(*HELD) - before else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     client.ping()

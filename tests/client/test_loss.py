@@ -11,6 +11,7 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkv_py.errors import ErrorCode, FlexKVError
+from tests.leaks import threads
 
 from .conftest import GEOMETRY
 from .echo_daemon import HANG_UP, SAY_FAREWELL, STOP_READING, TALK_NONSENSE
@@ -83,11 +84,12 @@ def test_attempts_are_spaced_by_the_back_off(daemon, client):
 
 def test_many_threads_make_one_new_connection(daemon, client):
     """After a restart eight threads call at once: all succeed, over one socket and one watcher."""
+    older = threads()
     daemon.restart()
     time.sleep(0.1)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: client.ping(), range(8)))
-    assert sum(thread.name == "flexkv-hang-up" for thread in threading.enumerate()) == 1
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: client.ping(), range(8)))
+    assert [thread.name for thread in threads() - older].count("flexkv-hang-up") == 1
 
 
 @pytest.mark.parametrize("misdeed", [HANG_UP, TALK_NONSENSE])

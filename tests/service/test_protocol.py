@@ -37,6 +37,7 @@ from flexkv_py.wire.messages import (
     Welcome,
 )
 from flexkvd.tickets import Ticket
+from tests.leaks import open_files
 
 from .conftest import GEOMETRY, PAGE_TOKENS, DaemonThread, Worker
 
@@ -328,13 +329,13 @@ def test_unsuitable_memory_is_refused(tmp_path: Path, stranger: Callable[[], Str
     read_only = os.open(f"/proc/self/fd/{good}", os.O_RDONLY)
     client = stranger().greet()
     message = RegisterMemory(8, length, 4, GEOMETRY.tokens_per_block, [], "window")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for descriptor in (unsealed, regular, short, read_only):
         socket.send_fds(client.socket, [encode(message)], [descriptor])
         assert client.hears_code(8) == ErrorCode.BAD_MEMORY
     socket.send_fds(client.socket, [encode(message)], [good])
     assert isinstance(client.hear(), Registered)
-    assert len(os.listdir("/proc/self/fd")) == before + 1  # the mapping keeps its own
+    assert len(open_files() - before) == 1  # the mapping keeps its own
     for descriptor in (unsealed, regular, short, good, read_only):
         os.close(descriptor)
 
@@ -342,11 +343,11 @@ def test_unsuitable_memory_is_refused(tmp_path: Path, stranger: Callable[[], Str
 def test_descriptors_nobody_asked_for_are_closed(stranger: Callable[[], Stranger]) -> None:
     """Descriptors beside other messages are dropped; too many at once end the session."""
     client = stranger().greet()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     for _ in range(10):
         socket.send_fds(client.socket, [encode(Ping(4))], [0, 0])
         assert isinstance(client.hear(), Done)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
     socket.send_fds(client.socket, [encode(Ping(4))[:6]], [0] * 30)
     assert client.hears_code(0) == ErrorCode.LIMIT_EXCEEDED
     assert client.hear() is None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 import pytest
 
+from tests.leaks import open_files, threads
 from tests.tiers.backings import BACKINGS
 from tests.tiers.contract import TierContract
 
@@ -14,12 +12,12 @@ from tests.tiers.contract import TierContract
 @pytest.fixture(params=sorted(BACKINGS))
 def backing(request, tmp_path, frames):
     """A store's backing; when the test is over, no thread and no descriptor of it is left."""
-    threads, descriptors = set(threading.enumerate()), set(os.listdir("/proc/self/fd"))
+    older = threads(), open_files()
     backing = BACKINGS[request.param](tmp_path, frames.arena)
     yield backing
     backing.close()
-    assert set(threading.enumerate()) == threads
-    assert set(os.listdir("/proc/self/fd")) <= descriptors  # older ones may go: mappings of earlier tests
+    assert not threads() - older[0]
+    assert not open_files() - older[1]
 
 
 class TestContract(TierContract):

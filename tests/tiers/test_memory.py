@@ -18,6 +18,7 @@ import pytest
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.memory import Arena, sealed_memfd
 from flexkv_tiers.memory.arena import POPULATE_SLICE_BYTES
+from tests.leaks import open_files
 
 SEGMENT_BYTES = 1 << 20
 FRAMES_PER_SEGMENT = SEGMENT_BYTES // 4096
@@ -27,11 +28,11 @@ PR_SET_DUMPABLE = 4
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    descriptors = len(os.listdir("/proc/self/fd"))
+    older = open_files()
     arena = Arena(SEGMENT_BYTES, 3, huge_pages=False)
     yield arena
     arena.close()
-    assert len(os.listdir("/proc/self/fd")) == descriptors, "an arena leaves no descriptor open"
+    assert not open_files() - older, "an arena leaves no descriptor open"
 
 
 def test_frames_are_places_in_segments(arena: Arena) -> None:
@@ -178,11 +179,11 @@ def test_populating_stops_when_told(arena: Arena) -> None:
 
 def test_an_impossible_arena_is_refused_with_its_cure() -> None:
     """More than the address space holds is a configuration error; nothing stays open."""
-    descriptors = len(os.listdir("/proc/self/fd"))
+    older = open_files()
     with pytest.raises(FlexKVError, match="make it smaller") as caught:
         Arena(1 << 60, 1)
     assert caught.value.code is ErrorCode.BAD_CONFIG
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert not open_files() - older
 
 
 def test_huge_pages_are_used_only_when_reserved() -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,6 +18,7 @@ from flexkv_py.geometry import Geometry, Plane
 from flexkv_py.wire.messages import RegisterMemory
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.memory import PageRun, WorkerMemory, page_runs, sealed_memfd
+from tests.leaks import mapped_memfds, open_files
 from tests.tiers.paged import (
     GEOMETRY,
     LAYOUTS,
@@ -44,11 +44,11 @@ def descriptor() -> Iterator[int]:
 
 def refusal(descriptor: int, message: RegisterMemory = MESSAGE, geometry: Geometry = GEOMETRY) -> ErrorCode:
     """Code of the error; nothing may have been mapped and no descriptor left open by then."""
-    descriptors, maps = os.listdir("/proc/self/fd"), Path("/proc/self/maps").read_text().count("memfd:")
+    files, maps = open_files(), mapped_memfds()
     with pytest.raises(FlexKVError) as caught:
         WorkerMemory(descriptor, message, geometry)
-    assert os.listdir("/proc/self/fd") == descriptors
-    assert Path("/proc/self/maps").read_text().count("memfd:") == maps
+    assert not open_files() - files
+    assert not mapped_memfds() - maps
     assert re.search(r": \w+", caught.value.message), "a refusal names its cure"
     return caught.value.code
 
