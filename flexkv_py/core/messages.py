@@ -201,6 +201,24 @@ class RecoveryFinished:
 
 
 @dataclass(slots=True)
+class LostRecord:
+    """A record a tier does not have any more, by the block's name and the location it was told for it."""
+
+    block: BlockName
+    location: int
+
+
+@dataclass(slots=True)
+class RecordsLost:
+    """A tier let go of these records by itself: reclaimed, expired, or found damaged. No drop is due for them."""
+
+    tier: Tier
+    records: list[LostRecord]
+    reason: str
+    now_ns: int
+
+
+@dataclass(slots=True)
 class TierChanged:
     """A tier went down whole, or came back."""
 
@@ -239,6 +257,7 @@ Event = (
     | TransfersFinished
     | BlocksFound
     | RecoveryFinished
+    | RecordsLost
     | TierChanged
     | DrainStarted
     | TimePassed

@@ -93,6 +93,20 @@ def lose_record(state: State, copy: Copy) -> None:
     settle(state, copy.block)
 
 
+def forget_record(state: State, copy: Copy) -> None:
+    """A READY copy whose record its tier has let go of by itself: nothing is left to drop, unless it is being read."""
+    if copy.readers:
+        lose_record(state, copy)
+        return
+    block = copy.block
+    state.levels[copy.tier].take_out(copy)
+    state.levels[copy.tier].used_bytes -= block.index.record_bytes
+    copy.state = CopyState.DROPPED
+    block.set_copy(copy.tier, None)
+    _uncover(state, block)
+    settle(state, block)
+
+
 def _uncover(state: State, block: Block) -> None:
     """A copy that stood ready to go because of the record below may not go any more.
 

@@ -32,6 +32,7 @@ from flexkv_py.core.messages import (
     NamespaceReset,
     Outcome,
     PrefetchAsked,
+    RecordsLost,
     RecoveryFinished,
     RequestDone,
     SaveAsked,
@@ -77,6 +78,7 @@ class Planner:
             TransfersFinished: partial(on_transfers_finished, self.state),
             BlocksFound: partial(recovery.on_blocks_found, self.state),
             RecoveryFinished: partial(recovery.on_recovery_finished, self.state),
+            RecordsLost: partial(recovery.on_records_lost, self.state),
             TierChanged: partial(recovery.on_tier_changed, self.state),
             DrainStarted: self._on_drain,
             TimePassed: lambda _: None,  # deadlines are looked at after every event

@@ -9,12 +9,13 @@ from flexkv_py.core.messages import (
     BlocksFound,
     NamespaceReset,
     NamespaceSpec,
+    RecordsLost,
     RecoveryFinished,
     RequestDone,
     Tier,
     TierChanged,
 )
-from flexkv_py.core.moves import drop_record, evict
+from flexkv_py.core.moves import drop_record, evict, forget_record
 from flexkv_py.core.room import make_room
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Reset, TransferKind
@@ -89,6 +90,19 @@ def _index_of_found(state: State, event: BlocksFound) -> Index:
         reset.found.append(index)
         reset.indexes.append(index)
     return index
+
+
+def on_records_lost(state: State, event: RecordsLost) -> None:
+    """The tier has let go of these by itself; a location we no longer know was dropped meanwhile."""
+    tier = event.tier.name.lower()
+    for record in event.records:
+        index = state.indexes.get((record.block.namespace, record.block.shard))
+        block = None if index is None else index.blocks.get(record.block.key)
+        copy = None if block is None else block.copy_in(event.tier)
+        if copy is not None and copy.state is CopyState.READY and copy.location == record.location:
+            state.tell(record.block.key, "lost", event.tier, event.reason)
+            state.count("lost", tier)
+            forget_record(state, copy)
 
 
 def on_recovery_finished(state: State, event: RecoveryFinished) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.messages import (
+    BlockName,
     BlocksFound,
     Fault,
     FlushAsked,
     FoundBlock,
+    LostRecord,
     MoveKind,
     NamespaceReset,
     Outcome,
+    RecordsLost,
     RecoveryFinished,
     RequestDone,
     StartMove,
@@ -268,3 +271,32 @@ def test_a_tier_that_failed_is_tried_again(benches):
     bench.settle()
     assert bench.outcomes(ticket) == [Outcome.STORED]
     assert not level.failing
+
+
+def test_a_record_its_tier_let_go_of_is_a_miss_and_is_not_dropped(benches):
+    """What a tier reclaimed by itself frees its room at once; a location that is no longer the record's is ignored."""
+    bench = benches(**TWO)
+    keys = chain(2)
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(keys, 7), 0))
+    gone = [
+        LostRecord(BlockName(NAMESPACE, 0, keys[0], ROOT), 8),
+        LostRecord(BlockName(NAMESPACE, 0, keys[1], keys[0]), 7),
+    ]
+    bench.post(RecordsLost(Tier.SSD, gone, "reclaimed", 0))
+    assert bench.moves(MoveKind.DROP) == []
+    assert bench.match(keys).length == 1
+    assert bench.planner.state.levels[Tier.SSD].used_bytes == RECORD_BYTES
+
+
+def test_a_record_let_go_of_while_it_is_read_goes_with_its_last_reader(benches):
+    """The promotion under way meets a miss; the block is gone after it, and nothing is counted twice."""
+    bench = benches(**TWO)
+    keys = chain(1)
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(keys, 7), 0))
+    ticket = bench.load(keys)
+    bench.post(RecordsLost(Tier.SSD, [LostRecord(BlockName(NAMESPACE, 0, keys[0], ROOT), 7)], "reclaimed", 0))
+    [move] = bench.moves(MoveKind.PROMOTE)
+    bench.finish(move.transfer, Fault.MISSING)
+    bench.settle()
+    assert bench.outcomes(ticket) == [Outcome.FAILED]
+    assert bench.planner.state.levels[Tier.SSD].used_bytes == 0

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flexkv_py.core.messages import BlockName, Fault, FoundBlock, Tier
+from flexkv_py.core.messages import BlockName, Fault, FoundBlock, LostRecord, Tier
 from flexkv_py.keys import NamespaceDigest
 
 
@@ -41,6 +41,22 @@ class FoundBatch:
     blocks: list[FoundBlock]
     chunk_bytes: tuple[int, ...] = ()
     """Length of each chunk, where the tier knows it (SSD headers tell, a listing by names does not)."""
+
+
+class StoreListener(Protocol):
+    """Hears what a store finds out by itself; each call returns at once."""
+
+    def changed(self, up: bool, reason: str) -> None:
+        """The tier went down whole, or came back."""
+        ...
+
+    def lost(self, records: Sequence[LostRecord], reason: str) -> None:
+        """These records are gone: their locations are stale from here on, a read of one is MISSING."""
+        ...
+
+    def appeared(self, batch: FoundBatch) -> None:
+        """Records somebody else wrote, met after `found` had ended."""
+        ...
 
 
 class TierStore(Protocol):
