@@ -229,8 +229,8 @@ def _reset_answered_early(_: Any) -> Any:
 def _checksums_ignored(right: Any) -> Any:
     def read(self: FakeRecords, block: Any, location: int, chunk: int, *rest: Any) -> tuple[bytes, bytes]:
         entry = self.header(block, location).chunks[chunk]
-        data = bytes(self.raw[location][entry.offset : entry.offset + entry.length])
-        return data.ljust(entry.length, b"\0"), entry.checksum
+        data = bytes(self.raw[location][entry.offset : entry.offset + entry.raw_bytes])
+        return data.ljust(entry.raw_bytes, b"\0"), entry.checksum
 
     return read
 

@@ -115,7 +115,7 @@ class Disk(Store):
                 seen.add(block)
                 self.places.setdefault(block, location)
                 group = (block.namespace, block.shard, header.record_bytes)
-                cut = tuple(entry.length for entry in header.chunks)
+                cut = header.raw_bytes
                 batch = batches.setdefault(group, FoundBatch(*group, [], cut))
                 batch.blocks.append(FoundBlock(block.key, block.parent, location))
             yield list(batches.values())

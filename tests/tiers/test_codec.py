@@ -10,9 +10,19 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_digest
 
 from flexkv_py.core.messages import BlockName, Fault
+from flexkv_py.geometry import BLOCK_BYTES_MAX
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec import CHECKSUM_BYTES, HEADER_BYTES, chunk_checksum, pack_header, parse_header
+from flexkv_tiers.codec import (
+    CHECKSUM_BYTES,
+    CODEC_NONE,
+    CODEC_SECTIONS,
+    HEADER_BYTES,
+    Stored,
+    chunk_checksum,
+    pack_header,
+    parse_header,
+)
 
 BLOCK = BlockName(NamespaceDigest(b"n" * 32), 3, BlockKey(b"k" * 16), BlockKey(b"p" * 16))
 LENGTHS = [8192, 4096, 4096]
@@ -42,7 +52,7 @@ def test_a_header_comes_back_as_it_was_packed(lengths: list[int], shard: int) ->
     header = parse_header(raw)
     assert len(raw) == HEADER_BYTES
     assert header.matches(block)
-    assert [entry.length for entry in header.chunks] == lengths
+    assert list(header.raw_bytes) == lengths
     assert [entry.checksum for entry in header.chunks] == checksums
     assert [entry.offset for entry in header.chunks] == [HEADER_BYTES + sum(lengths[:at]) for at in range(len(lengths))]
     assert header.record_bytes == HEADER_BYTES + sum(lengths)
@@ -73,12 +83,55 @@ def test_garbage_under_a_valid_checksum_is_corrupt(garbage: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("at", "layout", "value"),
-    [(8, "<H", 2), (10, "<H", 1), (16, "<I", 0), (16, "<I", 65), (84, "<Q", 0), (92, "<Q", 0), (92, "<Q", 100)],
+    [
+        pytest.param(8, "<H", 1, id="version before"),
+        pytest.param(8, "<H", 3, id="version after"),
+        pytest.param(10, "<H", 1, id="spare"),
+        pytest.param(16, "<I", 0, id="no chunk"),
+        pytest.param(16, "<I", 65, id="too many chunks"),
+        pytest.param(92, "<Q", 0, id="offset inside the header"),
+        pytest.param(92, "<Q", 1 << 63, id="offset beyond everything"),
+        pytest.param(100, "<Q", 0, id="nothing stored"),
+        pytest.param(100, "<Q", 8191, id="stored shorter than it is, without a codec"),
+        pytest.param(100, "<Q", (1 << 64) - 1, id="stored longer than anything"),
+        pytest.param(108, "<Q", 0, id="nothing in memory"),
+        pytest.param(108, "<Q", 100, id="no whole page in memory"),
+        pytest.param(108, "<Q", 1 << 40, id="a block larger than any"),
+        pytest.param(116, "<B", 1, id="sections that save nothing"),
+        pytest.param(116, "<B", 2, id="unknown codec"),
+    ],
 )
 def test_a_wrong_field_under_a_valid_checksum_is_corrupt(at: int, layout: str, value: int) -> None:
-    """Version, codec, chunk count, offset and length are each checked."""
+    """Version, codec, chunk count, offset and lengths are each checked."""
     raw = bytearray(pack_header(BLOCK, LENGTHS, CHECKSUMS))
     struct.pack_into(layout, raw, at, value)
+    assert refusal(resealed(raw)) is Fault.CORRUPT
+
+
+def test_a_record_of_another_version_is_told_apart() -> None:
+    """The first format is refused as one that another version wrote, not as damage of unknown kind."""
+    raw = bytearray(pack_header(BLOCK, LENGTHS, CHECKSUMS))
+    struct.pack_into("<H", raw, 8, 1)
+    with pytest.raises(TierFault, match="written by another version"):
+        parse_header(resealed(raw))
+
+
+def test_compressed_chunks_lie_back_to_back_in_whole_pages() -> None:
+    """Exact stored lengths, lengths in memory, codecs and salt come back; offsets count whole pages."""
+    stored = [Stored(CODEC_SECTIONS, 4097), Stored(CODEC_NONE, 4096), Stored(CODEC_SECTIONS, 1)]
+    header = parse_header(pack_header(BLOCK, LENGTHS, CHECKSUMS, stored, salt=b"segment!"))
+    assert header.salt == b"segment!"
+    assert header.raw_bytes == tuple(LENGTHS)
+    assert [Stored(entry.codec, entry.stored_bytes) for entry in header.chunks] == stored
+    assert [entry.offset for entry in header.chunks] == [4096, 4096 + 8192, 4096 + 8192 + 4096]
+    assert header.record_bytes == 4096 + 8192 + 4096 + 4096
+
+
+def test_no_table_promises_more_than_a_block_can_hold() -> None:
+    """64 chunks, each of a size that alone would pass, are refused together."""
+    raw = bytearray(pack_header(BLOCK, [4096] * 64, [bytes(CHECKSUM_BYTES)] * 64, [Stored(CODEC_SECTIONS, 1)] * 64))
+    for chunk in range(64):
+        struct.pack_into("<Q", raw, 92 + 41 * chunk + 16, BLOCK_BYTES_MAX)
     assert refusal(resealed(raw)) is Fault.CORRUPT
 
 

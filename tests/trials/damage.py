@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from flexkv_tiers.codec import CHECKSUM_BYTES, HEADER_BYTES
+from flexkv_tiers.codec import CHECKSUM_BYTES, HEADER_BYTES, SALT_BYTES
 from tests.service.conftest import GEOMETRY
 
 Damage = Callable[[bytes, bytes], bytes]
 """`(record, another record) -> what lies in the record's place afterwards`."""
 
-ENTRY_BYTES = 8 + 8 + CHECKSUM_BYTES
-TABLE_OFFSET = 20 + 16 + 16 + 32
+ENTRY_BYTES = 8 + 8 + 8 + 1 + CHECKSUM_BYTES
+TABLE_OFFSET = 20 + SALT_BYTES + 16 + 16 + 32
 RECORD_BYTES = HEADER_BYTES + GEOMETRY.block_bytes
 
 
@@ -35,10 +35,11 @@ class Region:
 def header_regions() -> Iterator[Region]:
     """Every field of the header, in order and without gaps."""
     at = 0
-    fields = [("magic", 8), ("version", 2), ("codec", 2), ("shard", 4), ("chunk count", 4)]
-    fields += [("key", 16), ("parent", 16), ("namespace", 32)]
+    fields = [("magic", 8), ("version", 2), ("spare", 2), ("shard", 4), ("chunk count", 4)]
+    fields += [("salt", SALT_BYTES), ("key", 16), ("parent", 16), ("namespace", 32)]
     for chunk in range(GEOMETRY.chunk_count):
-        fields += [(f"offset of chunk {chunk}", 8), (f"length of chunk {chunk}", 8), (f"checksum of chunk {chunk}", 16)]
+        lengths = [("offset", 8), ("stored length", 8), ("raw length", 8), ("codec", 1), ("checksum", CHECKSUM_BYTES)]
+        fields += [(f"{name} of chunk {chunk}", length) for name, length in lengths]
     fields.append(("unused", HEADER_BYTES - CHECKSUM_BYTES - sum(length for _, length in fields)))
     fields.append(("header checksum", CHECKSUM_BYTES))
     for name, length in fields:

@@ -121,8 +121,8 @@ class FakeRecords:
         if verdict.fault is not None and chunk >= verdict.chunk:
             raise TierFault(verdict.fault, f"planned fault on read of chunk {chunk}")
         entry = self.header(block, location).chunks[chunk]
-        data = bytes(self.raw[location][entry.offset : entry.offset + entry.length])
-        if len(data) < entry.length or chunk_checksum(block.key, chunk, data) != entry.checksum:
+        data = bytes(self.raw[location][entry.offset : entry.offset + entry.raw_bytes])
+        if len(data) < entry.raw_bytes or chunk_checksum(block.key, chunk, data) != entry.checksum:
             raise TierFault(Fault.CORRUPT, f"chunk {chunk} does not match its checksum")
         return data, entry.checksum
 

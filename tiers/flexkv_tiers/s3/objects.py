@@ -285,7 +285,7 @@ def _expect_header(raw: bytearray, request: Get) -> Header:
     )
     if not header.matches(block):
         raise _AttemptFailed(Trouble.CORRUPT, f"the object holds another block, {header.block.key.hex()}")
-    if [entry.length for entry in header.chunks] != [span.length for span in request.spans]:
+    if header.raw_bytes != tuple(span.length for span in request.spans):
         raise _AttemptFailed(Trouble.CORRUPT, "the object's chunks are not cut as this namespace cuts them")
     return header
 

@@ -90,5 +90,5 @@ def read_runs(lengths: Sequence[int]) -> list[range]:
 def _check(header: Header, block: BlockName, chunks: Sequence[FrameSpan]) -> None:
     if not header.matches(block):
         raise TierFault(Fault.CORRUPT, f"the record is another block's: key {header.block.key.hex()}")
-    if [entry.length for entry in header.chunks] != [chunk.length for chunk in chunks]:
+    if header.raw_bytes != tuple(chunk.length for chunk in chunks):
         raise TierFault(Fault.CORRUPT, "the record is cut into other chunks than this block")

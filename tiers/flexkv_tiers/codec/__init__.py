@@ -1,0 +1,35 @@
+"""The form of stored blocks: a record's header, what its checksums cover, and how chunks are compressed.
+
+`envelope` is the header, beside which everything else is optional: a store that compresses nothing
+needs no more than what is listed here.
+"""
+
+from flexkv_tiers.codec.envelope import (
+    CHECKSUM_BYTES,
+    CODEC_NONE,
+    CODEC_SECTIONS,
+    HEADER_BYTES,
+    SALT_BYTES,
+    Buffer,
+    ChunkEntry,
+    Header,
+    Stored,
+    chunk_checksum,
+    pack_header,
+    parse_header,
+)
+
+__all__ = [
+    "CHECKSUM_BYTES",
+    "CODEC_NONE",
+    "CODEC_SECTIONS",
+    "HEADER_BYTES",
+    "SALT_BYTES",
+    "Buffer",
+    "ChunkEntry",
+    "Header",
+    "Stored",
+    "chunk_checksum",
+    "pack_header",
+    "parse_header",
+]
