@@ -19,7 +19,7 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import CODEC_NONE, CODEC_SECTIONS, ChunkEntry, chunk_checksum, pack_header, parse_header
 from flexkv_tiers.codec.codecs import CODECS, STRIP_ELEMENTS, CodecNumber
 from flexkv_tiers.codec.plan import Order
-from flexkv_tiers.codec.record import decode_into, encode_record
+from flexkv_tiers.codec.record import decode_into, encode_chunks, encoded_header
 from flexkv_tiers.codec.sections import decode_chunk, encode_chunk
 
 ALL = tuple(CodecNumber)
@@ -234,12 +234,13 @@ def test_a_record_is_encoded_and_each_chunk_comes_back_alone() -> None:
     plain = pack_header(block, [len(chunk) for chunk in chunks], checksums, salt=b"segment!")
     orders = [[Order(len(chunk), (CodecNumber.PLANES,))] for chunk in chunks]
     views = [memoryview(chunk) for chunk in chunks]
-    record = encode_record(plain, views, orders, memoryview(bytearray(sum(map(len, chunks)))))
-    header = parse_header(record.header)
+    record = encode_chunks(views, orders, memoryview(bytearray(sum(map(len, chunks)))))
+    raw_header = encoded_header(plain, record.stored)
+    header = parse_header(raw_header)
     assert record.parts[1] is views[1]
     assert [entry.codec for entry in header.chunks] == [CODEC_SECTIONS, CODEC_NONE, CODEC_SECTIONS]
     assert (header.block, header.salt) == (block, b"segment!")
-    whole = record.header + b"".join(record.parts)
+    whole = raw_header + b"".join(record.parts)
     assert len(whole) == header.record_bytes < 4096 + sum(map(len, chunks))
     for number, entry in enumerate(header.chunks):
         stored = memoryview(whole)[entry.offset : entry.offset + entry.room_bytes]

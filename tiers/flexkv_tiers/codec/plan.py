@@ -78,3 +78,40 @@ def section_plan(geometry: Geometry) -> SectionPlan:
 def unknown_plan(lengths: tuple[int, ...]) -> SectionPlan:
     """The plan of chunks that nobody introduced: each is one section of bytes."""
     return tuple((Section(length, 0, ""),) for length in lengths)
+
+
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    """To a byte worker: compress these chunks (frame, length) as ordered, back to back from frame `scratch` on."""
+
+    chunks: list[tuple[int, int]]
+    orders: list[list[Order]]
+    scratch: int
+
+
+class Decode(msgspec.Struct, frozen=True, tag=True):
+    """To a byte worker: bring a chunk's stored bytes from frame `scratch` into `frame` and check them."""
+
+    key: bytes
+    chunk: int
+    scratch: int
+    stored_bytes: int
+    codec: int
+    frame: int
+    raw_bytes: int
+    checksum: bytes
+
+
+class Encoded(msgspec.Struct, frozen=True, tag=True):
+    """From a byte worker: codec and stored length of each chunk, and what was measured, by chunk."""
+
+    stored: list[tuple[int, int]]
+    measures: list[list[Measure]]
+
+
+class Unreadable(msgspec.Struct, frozen=True, tag=True):
+    """From a byte worker: what was to be decoded is not that chunk."""
+
+    detail: str
+
+
+Work = Encode | Decode
