@@ -18,6 +18,7 @@ from flexkv_tiers.codec import (
     CODEC_NONE,
     CODEC_SECTIONS,
     HEADER_BYTES,
+    NO_SALT,
     Stored,
     chunk_checksum,
     pack_header,
@@ -119,7 +120,7 @@ def test_a_record_of_another_version_is_told_apart() -> None:
 def test_compressed_chunks_lie_back_to_back_in_whole_pages() -> None:
     """Exact stored lengths, lengths in memory, codecs and salt come back; offsets count whole pages."""
     stored = [Stored(CODEC_SECTIONS, 4097), Stored(CODEC_NONE, 4096), Stored(CODEC_SECTIONS, 1)]
-    header = parse_header(pack_header(BLOCK, LENGTHS, CHECKSUMS, stored, salt=b"segment!"))
+    header = parse_header(pack_header(BLOCK, LENGTHS, CHECKSUMS, b"segment!", stored))
     assert header.salt == b"segment!"
     assert header.raw_bytes == tuple(LENGTHS)
     assert [Stored(entry.codec, entry.stored_bytes) for entry in header.chunks] == stored
@@ -127,9 +128,20 @@ def test_compressed_chunks_lie_back_to_back_in_whole_pages() -> None:
     assert header.record_bytes == 4096 + 8192 + 4096 + 4096
 
 
+def test_a_record_of_another_salt_is_corrupt_to_who_asks_for_one() -> None:
+    """A segment's reader refuses what an earlier life of it, or another segment, holds at that place."""
+    raw = pack_header(BLOCK, LENGTHS, CHECKSUMS, b"segment!")
+    assert parse_header(raw, b"segment!").matches(BLOCK)
+    assert parse_header(raw).salt == b"segment!"
+    with pytest.raises(TierFault, match="salt"):
+        parse_header(raw, b"other...")
+
+
 def test_no_table_promises_more_than_a_block_can_hold() -> None:
     """64 chunks, each of a size that alone would pass, are refused together."""
-    raw = bytearray(pack_header(BLOCK, [4096] * 64, [bytes(CHECKSUM_BYTES)] * 64, [Stored(CODEC_SECTIONS, 1)] * 64))
+    raw = bytearray(
+        pack_header(BLOCK, [4096] * 64, [bytes(CHECKSUM_BYTES)] * 64, NO_SALT, [Stored(CODEC_SECTIONS, 1)] * 64)
+    )
     for chunk in range(64):
         struct.pack_into("<Q", raw, 92 + 41 * chunk + 16, BLOCK_BYTES_MAX)
     assert refusal(resealed(raw)) is Fault.CORRUPT

@@ -116,7 +116,7 @@ def test_real_blocks_are_stored_by_what_suits_them(raw: bytes, expected: set[Cod
     """Measured for real: planes for bf16, whichever is cheaper here for runs of zeros, nothing for noise."""
     choice, room = AutoChoice((LZ4, ZSTD, PLANES)), memoryview(bytearray(MIB))
     for _ in range(TRIALS_FIRST):
-        _, measures = encode_chunk(memoryview(raw), [Order(MIB, choice.next_codecs())], room)
+        _, measures = encode_chunk(memoryview(raw), bytes(16), [Order(MIB, choice.next_codecs())], room)
         for each in measures:
             choice.note(each)
     [codec] = choice.next_codecs()

@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,10 +20,11 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import CODEC_NONE, CODEC_SECTIONS, ChunkEntry, chunk_checksum, pack_header, parse_header
 from flexkv_tiers.codec.codecs import CODECS, STRIP_ELEMENTS, CodecNumber
 from flexkv_tiers.codec.plan import Order
-from flexkv_tiers.codec.record import decode_into, encode_chunks, encoded_header
+from flexkv_tiers.codec.record import check_stored, decode_into, encode_chunks
 from flexkv_tiers.codec.sections import decode_chunk, encode_chunk
 
 ALL = tuple(CodecNumber)
+CHECKSUM = b"checksum of raw."
 GUARD = 64
 """Bytes beside a frame that must stay as they are, whatever a decoder does."""
 
@@ -64,14 +66,14 @@ def corrupt_at_worst() -> Iterator[None]:
 
 def stored_chunk(raw: bytes, orders: list[Order]) -> tuple[ChunkEntry, bytes]:
     room = memoryview(bytearray(b"\xa5" * len(raw)))
-    form, _ = encode_chunk(memoryview(raw), orders, room)
-    entry = ChunkEntry(4096, form.stored_bytes, len(raw), form.codec, bytes(16))
+    form, _ = encode_chunk(memoryview(raw), CHECKSUM, orders, room)
+    entry = ChunkEntry(4096, form.stored_bytes, len(raw), form.codec, CHECKSUM)
     return entry, raw if form.codec == CODEC_NONE else bytes(room[: entry.room_bytes])
 
 
 def resealed(stored: bytearray) -> bytes:
     """A stored chunk whose seal holds, as a buggy or hostile writer would leave it."""
-    struct.pack_into("<Q", stored, 0, xxh3_64_intdigest(memoryview(stored)[8:]))
+    struct.pack_into("<Q", stored, 0, xxh3_64_intdigest(CHECKSUM + stored[8:]))
     return bytes(stored)
 
 
@@ -89,7 +91,7 @@ def test_every_codec_brings_every_kind_of_bytes_back(codec: CodecNumber, kind: s
 
 
 @given(st.binary(min_size=1, max_size=3000), st.sampled_from(ALL), st.integers(0, 200))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_a_codec_never_writes_beside_the_room_it_has(raw: bytes, codec: CodecNumber, room_bytes: int) -> None:
     """Whatever does not fit is refused, not cut; what fits comes back."""
     room = bytearray(b"\xa5" * (room_bytes + GUARD))
@@ -100,7 +102,7 @@ def test_a_codec_never_writes_beside_the_room_it_has(raw: bytes, codec: CodecNum
 
 
 @given(st.binary(max_size=400), st.sampled_from(ALL), st.integers(1, 5000))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_garbage_fills_the_frame_or_is_corrupt(stored: bytes, codec: CodecNumber, length: int) -> None:
     """A decoder fed noise answers with CORRUPT or with exactly one frame of something."""
     with corrupt_at_worst():
@@ -108,7 +110,7 @@ def test_garbage_fills_the_frame_or_is_corrupt(stored: bytes, codec: CodecNumber
 
 
 @given(st.sampled_from(ALL[1:]), st.data())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_damage_to_stored_bytes_fills_the_frame_or_is_corrupt(codec: CodecNumber, data: st.DataObject) -> None:
     """Bytes that nearly decode are no worse than noise: flips, cuts and tails stay within the frame."""
     raw = kinds(8192)["bf16" if codec is not CodecNumber.LZ4 else "text"]
@@ -135,7 +137,7 @@ def test_a_bomb_is_not_unpacked(codec: CodecNumber) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.sampled_from(ALL)), min_size=1, max_size=16), st.integers(0, 3))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_chunks_of_any_sections_come_back(sections: list[tuple[int, CodecNumber]], seed: int) -> None:
     """However a chunk is cut and whatever is ordered, decoding gives the chunk; it is never stored longer."""
     total = sum(length for length, _ in sections)
@@ -155,13 +157,13 @@ def test_a_trial_measures_every_candidate_and_keeps_the_shortest() -> None:
     raw = bfloat16(1 << 20)
     room = memoryview(bytearray(len(raw)))
     candidates = (CodecNumber.PLANES, CodecNumber.ZSTD, CodecNumber.LZ4)
-    form, measures = encode_chunk(memoryview(raw), [Order(len(raw), candidates)], room)
+    form, measures = encode_chunk(memoryview(raw), CHECKSUM, [Order(len(raw), candidates)], room)
     assert [measure.codec for measure in measures] == list(candidates)
     assert measures[0].stored_bytes < measures[1].stored_bytes < measures[2].stored_bytes == len(raw)
     assert all(measure.encode_ns > 0 for measure in measures)
     assert all(measure.decode_ns > 0 for measure in measures[:2])
     frame = bytearray(len(raw))
-    entry = ChunkEntry(4096, form.stored_bytes, len(raw), form.codec, bytes(16))
+    entry = ChunkEntry(4096, form.stored_bytes, len(raw), form.codec, CHECKSUM)
     decode_chunk(entry, room[: entry.room_bytes], memoryview(frame))
     assert frame == raw
 
@@ -217,10 +219,10 @@ def test_a_wrong_table_under_a_valid_seal_is_corrupt(at: int, layout: str, value
 
 
 @given(st.binary(min_size=4088, max_size=4088), st.integers(1, 4096))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_garbage_under_a_valid_seal_is_corrupt_or_a_chunk(garbage: bytes, stored_bytes: int) -> None:
     """A hostile writer's table makes nobody read or write outside."""
-    entry = ChunkEntry(4096, stored_bytes, 8192, CODEC_SECTIONS, bytes(16))
+    entry = ChunkEntry(4096, stored_bytes, 8192, CODEC_SECTIONS, CHECKSUM)
     frame = bytearray(8192)
     with corrupt_at_worst():
         decode_chunk(entry, memoryview(resealed(bytearray(8) + garbage)), memoryview(frame))
@@ -231,11 +233,10 @@ def test_a_record_is_encoded_and_each_chunk_comes_back_alone() -> None:
     block = BlockName(NamespaceDigest(b"n" * 32), 3, BlockKey(b"k" * 16), BlockKey(b"p" * 16))
     chunks = [bfloat16(65_536), random.Random(2).randbytes(8192), bytes(16_384)]
     checksums = [chunk_checksum(block.key, number, chunk) for number, chunk in enumerate(chunks)]
-    plain = pack_header(block, [len(chunk) for chunk in chunks], checksums, salt=b"segment!")
     orders = [[Order(len(chunk), (CodecNumber.PLANES,))] for chunk in chunks]
     views = [memoryview(chunk) for chunk in chunks]
-    record = encode_chunks(views, orders, memoryview(bytearray(sum(map(len, chunks)))))
-    raw_header = encoded_header(plain, record.stored)
+    record = encode_chunks(views, checksums, orders, memoryview(bytearray(sum(map(len, chunks)))))
+    raw_header = pack_header(block, [len(chunk) for chunk in chunks], checksums, b"segment!", record.stored)
     header = parse_header(raw_header)
     assert record.parts[1] is views[1]
     assert [entry.codec for entry in header.chunks] == [CODEC_SECTIONS, CODEC_NONE, CODEC_SECTIONS]
@@ -249,3 +250,7 @@ def test_a_record_is_encoded_and_each_chunk_comes_back_alone() -> None:
         assert frame == chunks[number]
         with pytest.raises(TierFault, match="checksum"):
             decode_into(frame, b"x" * 16, number, entry, stored)
+        check_stored(block.key, number, entry, stored)
+        for wrong in (replace(entry, checksum=bytes(16)), entry):
+            with pytest.raises(TierFault):
+                check_stored(block.key, number, wrong, memoryview(bytes([stored[0] ^ (wrong is entry)]) + stored[1:]))

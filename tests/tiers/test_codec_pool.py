@@ -21,7 +21,7 @@ from flexkv_py.keys import NamespaceDigest
 from flexkv_tiers.base import FrameSpan, TierFault
 from flexkv_tiers.codec import CODEC_NONE, CODEC_SECTIONS, HEADER_BYTES, ChunkEntry, chunk_checksum
 from flexkv_tiers.codec.choice import CodecChooser
-from flexkv_tiers.codec.pool import ChunksToWrite, CodecPool
+from flexkv_tiers.codec.pool import ChunksToWrite, CodecPool, TierCodec
 from flexkv_tiers.codec.scratch import Runs, Scratch
 from flexkv_tiers.memory import Arena
 
@@ -41,14 +41,19 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     return run
 
 
+def tier_codec(codec: str, arena: Arena) -> TierCodec:
+    pool = CodecPool(arena, processes=1, scratch_bytes=SEGMENT_BYTES, timeout_s=20)
+    return TierCodec(pool, CodecChooser(codec))
+
+
 @asynccontextmanager
-async def running_pool(codec: str, arena: Arena) -> AsyncIterator[CodecPool]:
-    pool = CodecPool(arena, CodecChooser(codec), processes=1, timeout_s=20)
+async def running(codec: str, arena: Arena) -> AsyncIterator[TierCodec]:
+    tier = tier_codec(codec, arena)
+    await tier.pool.start()
     try:
-        await pool.start()
-        yield pool
+        yield tier
     finally:
-        await pool.close()
+        await tier.pool.close()
 
 
 def filled_arena() -> Arena:
@@ -56,15 +61,15 @@ def filled_arena() -> Arena:
     arena = Arena(SEGMENT_BYTES, 2)
     for chunk, raw in zip(CHUNKS, (bfloat16(1 << 20), random.Random(1).randbytes(65_536), bytes(8192)), strict=True):
         arena.view(chunk.frame, chunk.length)[:] = raw
+        arena.set_checksum(chunk.frame, chunk_checksum(KEY, CHUNKS.index(chunk), raw))
     return arena
 
 
 def entries(arena: Arena, encoded: ChunksToWrite) -> list[ChunkEntry]:
     """What the header of such a record would say."""
     offset, result = HEADER_BYTES, []
-    for number, (chunk, form) in enumerate(zip(CHUNKS, encoded.stored, strict=True)):
-        checksum = chunk_checksum(KEY, number, arena.view(chunk.frame, chunk.length))
-        result.append(ChunkEntry(offset, form.stored_bytes, chunk.length, form.codec, checksum))
+    for chunk, form in zip(CHUNKS, encoded.stored, strict=True):
+        result.append(ChunkEntry(offset, form.stored_bytes, chunk.length, form.codec, arena.checksum(chunk.frame)))
         offset += result[-1].room_bytes
     return result
 
@@ -73,9 +78,9 @@ def entries(arena: Arena, encoded: ChunksToWrite) -> list[ChunkEntry]:
 async def test_blocks_go_through_the_pool_and_come_back() -> None:
     """What pays is compressed into scratch, what does not is written from its frame; decoding fills other frames."""
     arena = filled_arena()
-    async with running_pool("auto", arena) as pool:
-        async with pool.encoded(NAMESPACE, CHUNKS) as encoded:
-            parts = [bytes(part) for part in encoded.parts]
+    async with running("auto", arena) as tier:
+        async with tier.encoded(NAMESPACE, CHUNKS) as encoded:
+            parts = [bytes(tier.pool.view(span)) for span in encoded.spans]
             header = entries(arena, encoded)
         assert [entry.codec for entry in header] == [CODEC_SECTIONS, CODEC_NONE, CODEC_SECTIONS]
         assert [len(part) for part in parts] == [entry.room_bytes for entry in header]
@@ -84,11 +89,11 @@ async def test_blocks_go_through_the_pool_and_come_back() -> None:
             if entry.codec == CODEC_NONE:
                 continue
             target = FrameSpan(chunk.frame + SEGMENT_BYTES // ALIGN_BYTES, chunk.length)
-            async with pool.room_for(entry) as room:
-                room.view[:] = part
-                await pool.decode(KEY, number, entry, room, target)
+            async with tier.room_for(entry) as room:
+                tier.pool.view(room)[:] = part
+                await tier.decode(KEY, number, entry, room, target)
             assert arena.view(target.frame, target.length) == arena.view(chunk.frame, chunk.length)
-        assert pool.status()["auto"]
+        assert tier.status()["auto"]
     arena.close()
 
 
@@ -96,16 +101,16 @@ async def test_blocks_go_through_the_pool_and_come_back() -> None:
 async def test_what_is_not_that_chunk_is_corrupt() -> None:
     """Damaged bytes, and another block's right bytes, are refused by the child; it goes on working."""
     arena = filled_arena()
-    async with running_pool("planes", arena) as pool:
-        async with pool.encoded(NAMESPACE, CHUNKS) as encoded:
-            part, entry = bytes(encoded.parts[0]), entries(arena, encoded)[0]
+    async with running("planes", arena) as tier:
+        async with tier.encoded(NAMESPACE, CHUNKS) as encoded:
+            part, entry = bytes(tier.pool.view(encoded.spans[0])), entries(arena, encoded)[0]
         for key, stored in ((KEY, part[:100] + b"x" + part[101:]), (b"x" * 16, part)):
-            async with pool.room_for(entry) as room:
-                room.view[:] = stored
+            async with tier.room_for(entry) as room:
+                tier.pool.view(room)[:] = stored
                 with pytest.raises(TierFault) as caught:
-                    await pool.decode(key, 0, entry, room, CHUNKS[0])
+                    await tier.decode(key, 0, entry, room, CHUNKS[0])
                 assert caught.value.fault is Fault.CORRUPT
-        assert pool.status()["process_deaths"] == 0
+        assert tier.pool.status()["process_deaths"] == 0
     arena.close()
 
 
@@ -113,12 +118,10 @@ async def test_what_is_not_that_chunk_is_corrupt() -> None:
 async def test_a_block_without_codec_costs_no_child_and_no_scratch() -> None:
     """Codec none hands out the frames themselves."""
     arena = filled_arena()
-    pool = CodecPool(arena, CodecChooser("none"), processes=1, timeout_s=20)  # never started
-    async with pool.encoded(NAMESPACE, CHUNKS) as encoded:
+    tier = tier_codec("none", arena)  # its children are never started
+    async with tier.encoded(NAMESPACE, CHUNKS) as encoded:
         assert [form.codec for form in encoded.stored] == [CODEC_NONE] * 3
-        assert encoded.parts == [arena.view(chunk.frame, chunk.length) for chunk in CHUNKS]
-    del encoded
-    await pool.close()
+        assert encoded.spans == CHUNKS
     arena.close()
 
 
@@ -127,22 +130,22 @@ async def test_a_dead_child_fails_its_calls_and_is_replaced() -> None:
     """SIGKILL in the middle: every call fails with IO or succeeds, scratch comes back whole, the next call works."""
     arena = filled_arena()
 
-    async def encode(pool: CodecPool) -> str:
+    async def encode(tier: TierCodec) -> str:
         try:
-            async with pool.encoded(NAMESPACE, CHUNKS) as encoded:
+            async with tier.encoded(NAMESPACE, CHUNKS) as encoded:
                 assert encoded.stored[0].codec == CODEC_SECTIONS
         except TierFault as fault:
             return fault.fault.name
         return "done"
 
-    async with running_pool("planes", arena) as pool:
-        calls = [asyncio.create_task(encode(pool)) for _ in range(12)]
+    async with running("planes", arena) as tier:
+        calls = [asyncio.create_task(encode(tier)) for _ in range(12)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        [pid] = pool.status()["processes"]  # type: ignore[misc]
+        [pid] = tier.pool.status()["processes"]  # type: ignore[misc]
         os.kill(pid, signal.SIGKILL)
         assert set(await asyncio.gather(*calls)) <= {"done", "IO"}
-        assert await encode(pool) == "done"
-        assert pool.status()["process_deaths"] == 1
+        assert await encode(tier) == "done"
+        assert tier.pool.status()["process_deaths"] == 1
     arena.close()
 
 

@@ -30,6 +30,9 @@ CODEC_NONE = 0
 CODEC_SECTIONS = 1
 """The chunk is stored as sections, each compressed in its own way: see `codec.sections`."""
 
+NO_SALT = bytes(SALT_BYTES)
+"""Salt of a record that no segment of an SSD log holds: what lies in S3."""
+
 _MAGIC = b"FLEXKV\r\n"  # a transfer that rewrites line ends breaks it
 _FIXED = struct.Struct(f"<8sHHII{SALT_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{NAMESPACE_BYTES}s")
 _ENTRY = struct.Struct(f"<QQQB{CHECKSUM_BYTES}s")
@@ -86,8 +89,8 @@ class Header:
 
     block: BlockName
     chunks: tuple[ChunkEntry, ...]
-    salt: bytes = bytes(SALT_BYTES)
-    """What the store that wrote it wanted remembered: the SSD log names the segment's life. Zeros in S3."""
+    salt: bytes = NO_SALT
+    """Names the life of the SSD segment that the record was written to; NO_SALT in S3."""
 
     @property
     def record_bytes(self) -> int:
@@ -108,13 +111,13 @@ def pack_header(
     block: BlockName,
     lengths: Sequence[int],
     checksums: Sequence[bytes],
+    salt: bytes = NO_SALT,
     stored: Sequence[Stored] = (),
-    *,
-    salt: bytes = bytes(SALT_BYTES),
 ) -> bytes:
     """The 4 KiB header of a record whose chunks have these lengths in memory and checksums, in chunk order.
 
-    `stored` says how each chunk is stored; without it all are stored as they lie in memory.
+    `salt` is that of the SSD segment which is to hold the record. `stored` says how each chunk is stored;
+    without it all are stored as they lie in memory.
     """
     count = len(lengths)
     stored = stored or [Stored(CODEC_NONE, length) for length in lengths]
@@ -135,20 +138,25 @@ def pack_header(
     return bytes(body) + xxh3_128_digest(body)
 
 
-def parse_header(raw: Buffer) -> Header:
-    """Read a header back. Raises TierFault(CORRUPT) unless every byte of it is as it was packed."""
+def parse_header(raw: Buffer, salt: bytes | None = None) -> Header:
+    """Read a header back. Raises TierFault(CORRUPT) unless every byte of it is as it was packed.
+
+    With `salt`, a record that was packed with another is CORRUPT too.
+    """
     view = memoryview(raw)
     if view.nbytes != HEADER_BYTES:
         raise _corrupt(f"a header has {HEADER_BYTES} bytes, this one has {view.nbytes}")
-    magic, version, spare, shard, count, salt, key, parent, namespace = _FIXED.unpack_from(view)
+    magic, version, spare, shard, count, found_salt, key, parent, namespace = _FIXED.unpack_from(view)
     if magic != _MAGIC:
         raise _corrupt("no record starts here: the magic bytes are missing")
     if xxh3_128_digest(view[:_BODY_BYTES]) != bytes(view[_BODY_BYTES:]):
         raise _corrupt("the header does not match its own checksum")
     if version != FORMAT_VERSION or spare != 0:
         raise _corrupt(f"the record was written by another version: format {version}, this one reads {FORMAT_VERSION}")
+    if salt is not None and found_salt != salt:
+        raise _corrupt("the record belongs to another place, or to an earlier life of this one: its salt differs")
     block = BlockName(NamespaceDigest(namespace), shard, BlockKey(key), BlockKey(parent))
-    return Header(block, _parse_chunks(view, count), salt)
+    return Header(block, _parse_chunks(view, count), found_salt)
 
 
 def _parse_chunks(view: memoryview, count: int) -> tuple[ChunkEntry, ...]:

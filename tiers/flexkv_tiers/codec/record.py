@@ -1,7 +1,7 @@
 """Whole records: compresses one as ordered, and brings chunks of one back into frames.
 
-What the S3 tier's byte workers call beside their connections, and `worker` for the SSD tier. Frames are
-the arena's; the memory that compressed bytes lie in meanwhile is the caller's.
+`worker` calls it for both tiers, S3's byte workers call it for what they have read. Frames are the
+arena's; the memory that compressed bytes lie in meanwhile is the caller's.
 """
 
 from __future__ import annotations
@@ -12,17 +12,9 @@ from dataclasses import dataclass
 from flexkv_py.core.messages import Fault
 from flexkv_py.geometry import align_up
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec.envelope import (
-    CODEC_NONE,
-    Buffer,
-    ChunkEntry,
-    Stored,
-    chunk_checksum,
-    pack_header,
-    parse_header,
-)
+from flexkv_tiers.codec.envelope import CODEC_NONE, ChunkEntry, Stored, chunk_checksum
 from flexkv_tiers.codec.plan import Measure, Order
-from flexkv_tiers.codec.sections import decode_chunk, encode_chunk
+from flexkv_tiers.codec.sections import check_seal, decode_chunk, encode_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +27,12 @@ class EncodedChunks:
 
 
 def encode_chunks(
-    chunks: Sequence[memoryview], orders: Sequence[Sequence[Order]], scratch: memoryview
+    chunks: Sequence[memoryview],
+    checksums: Sequence[bytes],
+    orders: Sequence[Sequence[Order]],
+    scratch: memoryview,
 ) -> EncodedChunks:
-    """Compress a record's chunks into `scratch`, which is as long as all of them together.
+    """Compress a record's chunks, whose checksums these are, into `scratch`, which is as long as all of them together.
 
     A chunk that does not pay is to be written from where it lies.
     """
@@ -45,8 +40,8 @@ def encode_chunks(
     parts: list[memoryview] = []
     measures: list[list[Measure]] = []
     at = 0
-    for chunk, chunk_orders in zip(chunks, orders, strict=True):
-        form, measured = encode_chunk(chunk, chunk_orders, scratch[at:])
+    for chunk, checksum, chunk_orders in zip(chunks, checksums, orders, strict=True):
+        form, measured = encode_chunk(chunk, checksum, chunk_orders, scratch[at:])
         stored.append(form)
         measures.append(measured)
         if form.codec == CODEC_NONE:
@@ -58,11 +53,15 @@ def encode_chunks(
     return EncodedChunks(stored, parts, measures)
 
 
-def encoded_header(plain: Buffer, stored: Sequence[Stored]) -> bytes:
-    """The header of a record uncompressed, made that of the same record stored like this."""
-    header = parse_header(plain)
-    checksums = [entry.checksum for entry in header.chunks]
-    return pack_header(header.block, header.raw_bytes, checksums, stored, salt=header.salt)
+def check_stored(key: bytes, chunk: int, entry: ChunkEntry, stored: memoryview) -> None:
+    """Whether a chunk as it lies in its record is whole and that chunk, told without decoding it.
+
+    `stored` is `entry.room_bytes` long. Raises TierFault(CORRUPT) if not.
+    """
+    if entry.codec != CODEC_NONE:
+        check_seal(entry, stored)
+    elif chunk_checksum(key, chunk, stored) != entry.checksum:
+        raise TierFault(Fault.CORRUPT, f"chunk {chunk} does not match its checksum")
 
 
 def decode_into(frame: memoryview, key: bytes, chunk: int, entry: ChunkEntry, stored: memoryview) -> None:

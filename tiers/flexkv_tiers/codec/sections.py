@@ -2,9 +2,9 @@
 
 Stored, little endian: `u64 seal ‖ u8 section count ‖ 7 zero bytes`, per section `u8 codec ‖ 3 zero
 bytes ‖ u32 raw length ‖ u32 stored length`, the sections' stored bytes back to back, zeros up to 4 KiB.
-The seal is xxh3-64 over all that follows it, so damage is met before a decoder is, and without one.
-Nothing is believed all the same: lengths must add up to the stored and to the raw chunk before a byte
-is written. That the result is right says the chunk's own checksum, over the raw chunk.
+The seal is xxh3-64 over the raw chunk's checksum (16 bytes, from the header) and all that follows the
+seal: damage and other chunks' bytes are met before a decoder is, and without one. Nothing is believed
+all the same: lengths must add up before a byte is written, and the checksum has the last word.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from flexkv_py.core.messages import Fault
 from flexkv_py.geometry import ALIGN_BYTES, PLANES_MAX, align_up
@@ -44,8 +44,10 @@ class _Trial(threading.local):
 _trial = _Trial()
 
 
-def encode_chunk(raw: memoryview, orders: Sequence[Order], room: memoryview) -> tuple[Stored, list[Measure]]:
-    """Store a chunk as ordered into `room` (as long as the chunk), padded there to 4 KiB.
+def encode_chunk(
+    raw: memoryview, checksum: bytes, orders: Sequence[Order], room: memoryview
+) -> tuple[Stored, list[Measure]]:
+    """Store a chunk, whose checksum is this, as ordered into `room` (as long as the chunk), padded there to 4 KiB.
 
     Where no whole page is saved the answer is Stored(CODEC_NONE, …): the chunk itself is what to write.
     """
@@ -69,8 +71,14 @@ def encode_chunk(raw: memoryview, orders: Sequence[Order], room: memoryview) -> 
     padded = align_up(at)
     room[at:padded] = bytes(padded - at)
     _HEAD.pack_into(room, 0, 0, len(orders))
-    _SEAL.pack_into(room, 0, xxh3_64_intdigest(room[_SEAL.size : padded]))
+    _SEAL.pack_into(room, 0, _seal(checksum, room[:padded]))
     return Stored(CODEC_SECTIONS, at), measures
+
+
+def check_seal(entry: ChunkEntry, stored: memoryview) -> None:
+    """Raises TierFault(CORRUPT) unless these are the bytes that the chunk of this entry was stored as."""
+    if _SEAL.unpack_from(stored)[0] != _seal(entry.checksum, stored):
+        raise _corrupt("a compressed chunk does not match its seal")
 
 
 def decode_chunk(entry: ChunkEntry, stored: memoryview, raw: memoryview) -> None:
@@ -89,9 +97,8 @@ def decode_chunk(entry: ChunkEntry, stored: memoryview, raw: memoryview) -> None
 
 def _parse_table(entry: ChunkEntry, stored: memoryview) -> list[tuple[int, int, int, int]]:
     """Codec, raw length, offset and stored length of each section, provided they add up to the chunk."""
-    seal, count = _HEAD.unpack_from(stored)
-    if seal != xxh3_64_intdigest(stored[_SEAL.size :]):
-        raise _corrupt("a compressed chunk does not match its seal")
+    check_seal(entry, stored)
+    _, count = _HEAD.unpack_from(stored)
     at = _HEAD.size + count * _ENTRY.size
     if not 1 <= count <= SECTIONS_MAX:
         raise _corrupt(f"a compressed chunk has 1 to {SECTIONS_MAX} sections, this one says {count}")
@@ -131,6 +138,12 @@ def _measured(
     stored_bytes = len(raw) if length is None else min(length, len(raw))
     measures.append(Measure(number, codec, len(raw), stored_bytes, encoded - started, decode_ns))
     return length
+
+
+def _seal(checksum: bytes, stored: memoryview) -> int:
+    digest = xxh3_64(checksum)
+    digest.update(stored[_SEAL.size :])
+    return digest.intdigest()
 
 
 def _corrupt(detail: str) -> TierFault:

@@ -1,4 +1,4 @@
-"""The child process that compresses for the SSD tier: between frames and scratch, both mapped as one arena.
+"""The child process that compresses for the tiers: between frames and scratch, both mapped as one arena.
 
 Runs in the byte worker only: `python -m flexkv_tiers.codec.worker`. `pool` is the daemon's side.
 """
@@ -39,7 +39,8 @@ class CodecHandler:
     def _encode(self, work: Encode) -> Encoded:
         chunks = [self._arena.view(frame, length) for frame, length in work.chunks]
         scratch = self._arena.view(work.scratch, sum(length for _, length in work.chunks))
-        encoded = encode_chunks(chunks, work.orders, scratch)
+        checksums = [self._arena.checksum(frame) for frame, _ in work.chunks]
+        encoded = encode_chunks(chunks, checksums, work.orders, scratch)
         return Encoded([(form.codec, form.stored_bytes) for form in encoded.stored], encoded.measures)
 
     def _decode(self, work: Decode) -> None:
