@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
+from flexkv_tiers.codec.choice import CODEC_NAMES
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
 
 GIB = 1 << 30
@@ -93,6 +94,15 @@ class SsdTable:
     reads_in_flight_max: int = key(Kind.COUNT, "Blocks read at the same time.", 8, low=1, high=256)
     writes_in_flight_max: int = key(Kind.COUNT, "Blocks written at the same time.", 4, low=1, high=256)
     transfer_s_max: float = key(Kind.NUMBER, "A read or write that takes longer has failed.", 30.0, low=0.1, high=3600)
+    codec: str = key(
+        Kind.TEXT,
+        "How blocks are compressed; auto: each plane by what pays on its own blocks, or not at all.",
+        "none",
+        choices=CODEC_NAMES,
+    )
+    codec_planes: tuple[tuple[str, str], ...] = key(
+        Kind.CHOICES, "Planes by name that are compressed otherwise.", (), choices=CODEC_NAMES
+    )
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,30 @@ class S3Table:
         Kind.NUMBER, "Longest transfer of one object, all its retries together.", 30.0, low=0.01, high=3600
     )
     retry_count_max: int = key(Kind.COUNT, "Retries of one transfer.", 4, high=100)
+    codec: str = key(
+        Kind.TEXT,
+        "How blocks are compressed; auto: each plane by what pays on its own blocks, or not at all.",
+        "auto",
+        choices=CODEC_NAMES,
+    )
+    codec_planes: tuple[tuple[str, str], ...] = key(
+        Kind.CHOICES, "Planes by name that are compressed otherwise.", (), choices=CODEC_NAMES
+    )
+
+
+@dataclass(frozen=True)
+class CodecTable:
+    """[codec]: what compresses for the tiers that have it."""
+
+    processes: int = key(Kind.COUNT, "Child processes that compress; none run where no tier does.", 1, low=1, high=16)
+    scratch_bytes: int = key(
+        Kind.SIZE,
+        "Room for compressed bytes between DRAM and the tiers, at most a segment of DRAM. A larger block is not "
+        "compressed.",
+        64 * MIB,
+        low=MIB,
+        high=64 * GIB,
+    )
 
 
 @dataclass(frozen=True)
@@ -183,6 +217,7 @@ class Config:
     dram: DramTable = field(default_factory=DramTable)
     ssd: SsdTable | None = None
     s3: S3Table | None = None
+    codec: CodecTable = field(default_factory=CodecTable)
     planner: PlannerTable = field(default_factory=PlannerTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
 
@@ -205,6 +240,7 @@ TABLES: dict[str, type] = {
     "dram": DramTable,
     "ssd": SsdTable,
     "s3": S3Table,
+    "codec": CodecTable,
     "planner": PlannerTable,
     "limits": LimitsTable,
 }

@@ -20,6 +20,7 @@ from flexkv_py.core.planner import Planner
 from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
+from flexkvd.codecs import Codecs
 from flexkvd.config import Config, planner_config, read_token
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
@@ -70,12 +71,16 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
         log.warning("%s is %s: %s", tier.name.lower(), "up" if up else "down", why)
         engine.post(TierChanged(tier, up, why, engine.now_ns()))
 
+    codecs = Codecs.make(config, arena)
+    stack.push_async_callback(codecs.close)
+    await codecs.start()
     stores = make_stores(config, arena, tier_changed)
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
     sessions = Sessions(engine, config.limits)
+    sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     executor = Executor(engine, sessions, lanes, stores, loop)
     requests = Requests(engine, sessions, config.limits, told.tiers, loop)
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)

@@ -112,6 +112,7 @@ class Sessions:
 
     def __init__(self, engine: Engine, limits: LimitsTable) -> None:
         self.by_number: dict[int, Session] = {}
+        self.on_opened: Callable[[Session], None] = lambda _session: None
         self.on_ticket_finished: Callable[[Ticket], None] = lambda _ticket: None
         self._engine = engine
         self._limits = limits
@@ -138,6 +139,7 @@ class Sessions:
         self._sessions += 1
         session = Session(self._sessions, hello, namespace, connection, self._limits)
         self.by_number[session.number] = session
+        self.on_opened(session)
         self._engine.post(SessionOpened(session.number, namespace, hello.shard, self._engine.now_ns()))
         return session
 

@@ -18,6 +18,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 SIZE_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"\s*(\d+)\s*([A-Za-z]*)\s*")
 INTEGERS_MAX = 1024
+NAMES_MAX = 64
 
 
 class Kind(Enum):
@@ -29,6 +30,7 @@ class Kind(Enum):
     SWITCH = "switch"
     TEXT = "text"
     INTEGERS = "list of integers"
+    CHOICES = "table of choices"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Key:
     @property
     def accepted(self) -> str:
         """The accepted range in words."""
+        if self.kind is Kind.CHOICES:
+            words = ", ".join(f'"{choice}"' for choice in self.choices)
+            return f"a table of at most {NAMES_MAX} names, each with one of {words}"
         if self.choices:
             return "one of " + ", ".join(f'"{choice}"' for choice in self.choices)
         match self.kind:
@@ -57,7 +62,7 @@ class Key:
                 return "true or false"
             case Kind.TEXT:
                 return "a string that is not empty" if self.low else "a string"
-            case Kind.INTEGERS:
+            case Kind.INTEGERS | Kind.CHOICES:
                 return f"a list of at most {INTEGERS_MAX} whole numbers from {int(self.low)} to {int(self.high)}"
 
 
@@ -130,6 +135,8 @@ def _read(accepted: Key, table: str, name: str, value: object) -> Any:
 
 
 def _in_range(accepted: Key, value: Any) -> bool:
+    if accepted.kind is Kind.CHOICES:
+        return len(value) <= NAMES_MAX and all(choice in accepted.choices for _, choice in value)
     if accepted.choices:
         return value in accepted.choices
     match accepted.kind:
@@ -139,7 +146,7 @@ def _in_range(accepted: Key, value: Any) -> bool:
             return len(value) <= INTEGERS_MAX and all(accepted.low <= each <= accepted.high for each in value)
         case Kind.TEXT:
             return len(value) >= accepted.low
-        case Kind.SWITCH:
+        case Kind.SWITCH | Kind.CHOICES:
             return True
 
 
@@ -171,6 +178,13 @@ def _integers(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
+def _choices(value: object) -> tuple[tuple[str, str], ...] | None:
+    """A table of names, as pairs: a value of configuration is frozen."""
+    if not isinstance(value, Mapping) or not all(_text(choice) for choice in value.values()):
+        return None
+    return tuple(value.items())
+
+
 _READERS: dict[Kind, Callable[[object], Any]] = {
     Kind.SIZE: _size,
     Kind.COUNT: _count,
@@ -178,4 +192,5 @@ _READERS: dict[Kind, Callable[[object], Any]] = {
     Kind.SWITCH: _switch,
     Kind.TEXT: _text,
     Kind.INTEGERS: _integers,
+    Kind.CHOICES: _choices,
 }

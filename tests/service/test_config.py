@@ -61,6 +61,11 @@ def test_every_key_is_described() -> None:
         ({"s3": {"bucket": ""}}, ["[s3] bucket = ''", "not empty"]),
         ({"ssd": {"directory": "", "bytes": "1GiB"}}, ["[ssd] directory = ''", "not empty"]),
         ({"daemon": {"socket": ""}}, ["[daemon] socket = ''", "not empty"]),
+        ({"s3": {"bucket": "b", "codec": "gzip"}}, ["codec = 'gzip'", '"planes"', '"auto"']),
+        ({"s3": {"bucket": "b", "codec_planes": {"kv": "gzip"}}}, ["codec_planes", "table of at most 64", '"zstd"']),
+        ({"s3": {"bucket": "b", "codec_planes": "zstd"}}, ["codec_planes = 'zstd'", "table of at most 64"]),
+        ({"s3": {"bucket": "b", "codec_planes": {"kv": 3}}}, ["codec_planes", "table of at most 64"]),
+        ({"s3": {"bucket": "b", "codec_planes": {str(n): "none" for n in range(65)}}}, ["at most 64 names"]),
         ({"port": 3}, ["there is no table"]),
         ({"api": 3}, ["[api]", "table"]),
         ({"api": {"host": "0.0.0.0"}}, ["0.0.0.0", "token_file"]),
@@ -76,6 +81,23 @@ def test_sizes_are_bytes_or_strings_with_units() -> None:
     """4 GiB can be written three ways."""
     for size in (4 << 30, "4GiB", "4096 MiB"):
         assert parse_config({"dram": {"bytes": size}}).dram.bytes == 4 << 30
+
+
+def test_codecs_are_set_by_tier_and_plane() -> None:
+    """A table under the tier's own names planes; S3 compresses what pays by default, the SSD nothing."""
+    text = """
+    [ssd]
+    directory = "/x"
+    bytes = "1GiB"
+    [s3]
+    bucket = "b"
+    [s3.codec_planes]
+    index = "zstd"
+    """
+    config = parse_config(tomllib.loads(text))
+    assert config.ssd is not None
+    assert config.s3 is not None
+    assert (config.ssd.codec, config.s3.codec, config.s3.codec_planes) == ("none", "auto", (("index", "zstd"),))
 
 
 def test_a_tier_without_its_table_is_absent() -> None:

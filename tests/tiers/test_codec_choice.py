@@ -12,8 +12,7 @@ from flexkv_py.geometry import Geometry, Plane
 from flexkv_py.keys import NamespaceDigest
 from flexkv_tiers.codec.auto import PAYS_MIN, TRIAL_EVERY, TRIAL_EVERY_IDLE, TRIALS_FIRST, AutoChoice
 from flexkv_tiers.codec.choice import NAMESPACES_MAX, CodecChooser
-from flexkv_tiers.codec.codecs import CodecNumber
-from flexkv_tiers.codec.plan import Measure, Order, section_plan
+from flexkv_tiers.codec.plan import CodecNumber, Measure, Order, section_plan
 from flexkv_tiers.codec.sections import encode_chunk
 
 from .test_codec_chunks import bfloat16

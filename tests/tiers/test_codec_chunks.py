@@ -18,8 +18,8 @@ from flexkv_py.core.messages import BlockName, Fault
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import CODEC_NONE, CODEC_SECTIONS, ChunkEntry, chunk_checksum, pack_header, parse_header
-from flexkv_tiers.codec.codecs import CODECS, STRIP_ELEMENTS, CodecNumber
-from flexkv_tiers.codec.plan import Order
+from flexkv_tiers.codec.codecs import CODECS, STRIP_ELEMENTS
+from flexkv_tiers.codec.plan import CodecNumber, Order
 from flexkv_tiers.codec.record import check_stored, decode_into, encode_chunks
 from flexkv_tiers.codec.sections import decode_chunk, encode_chunk
 

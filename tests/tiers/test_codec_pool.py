@@ -122,6 +122,7 @@ async def test_a_block_without_codec_costs_no_child_and_no_scratch() -> None:
     async with tier.encoded(NAMESPACE, CHUNKS) as encoded:
         assert [form.codec for form in encoded.stored] == [CODEC_NONE] * 3
         assert encoded.spans == CHUNKS
+    await tier.pool.close()
     arena.close()
 
 

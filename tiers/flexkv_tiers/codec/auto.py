@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexkv_tiers.codec.codecs import CodecNumber
-from flexkv_tiers.codec.plan import Measure
+from flexkv_tiers.codec.plan import CodecNumber, Measure
 
 PAYS_MIN = 0.03
 """Share of the raw bytes that a codec must save over any that costs less CPU, or over none."""

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from flexkv_py.keys import NamespaceDigest
 from flexkv_tiers.codec.auto import AutoChoice
-from flexkv_tiers.codec.codecs import CodecNumber
-from flexkv_tiers.codec.plan import Measure, Order, Section, SectionPlan, unknown_plan
+from flexkv_tiers.codec.plan import CodecNumber, Measure, Order, Section, SectionPlan, unknown_plan
 
 AUTO = "auto"
 CODEC_NAMES = (*(number.name.lower() for number in CodecNumber), AUTO)

@@ -9,7 +9,6 @@ Runs in child processes; every function may run on several threads at a time.
 from __future__ import annotations
 
 import threading
-from enum import IntEnum
 from typing import Protocol
 
 import lz4.block
@@ -19,21 +18,13 @@ import zstandard
 
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
+from flexkv_tiers.codec.plan import CodecNumber
 
 WINDOW_LOG = 17
 """zstd looks back 128 KiB at most, and a frame that asks its decoder for more is refused."""
 
 STRIP_ELEMENTS = 1 << 18
 """Elements split or merged at a time, so that what is between two passes stays in the cache of a core."""
-
-
-class CodecNumber(IntEnum):
-    """How a section says by what it was stored. Part of the format: numbers are never reused."""
-
-    NONE = 0
-    LZ4 = 1
-    ZSTD = 2
-    PLANES = 3
 
 
 class SectionCodec(Protocol):

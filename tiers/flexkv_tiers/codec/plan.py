@@ -7,12 +7,12 @@ needs none of this: stored chunks describe themselves.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from itertools import groupby
 
 import msgspec
 
 from flexkv_py.geometry import Geometry
-from flexkv_tiers.codec.codecs import CodecNumber
 
 ELEMENT_BYTES = {
     **dict.fromkeys(("bfloat16", "bf16", "float16", "fp16", "half", "int16", "uint16"), 2),
@@ -20,6 +20,15 @@ ELEMENT_BYTES = {
     **dict.fromkeys(("float32", "fp32", "float"), 4),
 }
 """Length in bytes of one element, by the name a geometry gives its type."""
+
+
+class CodecNumber(IntEnum):
+    """How a section says by what it was stored. Part of the format: numbers are never reused."""
+
+    NONE = 0
+    LZ4 = 1
+    ZSTD = 2
+    PLANES = 3
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True):

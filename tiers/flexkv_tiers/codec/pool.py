@@ -50,8 +50,7 @@ class ChunksToWrite:
 class CodecPool:
     """`processes` children over the arena and `scratch_bytes` of scratch.
 
-    Runs from the first `start` to the `close` that is the last of as many. Blocks larger than the
-    scratch, which is no larger than a segment of the arena, are stored as they are.
+    Blocks larger than the scratch, which is no larger than a segment of the arena, are stored as they are.
     """
 
     def __init__(self, arena: Arena, *, processes: int, scratch_bytes: int, timeout_s: float) -> None:
@@ -59,7 +58,6 @@ class CodecPool:
         self._arena = arena
         self._scratch = Scratch(arena.segment_bytes, min(arena.segment_bytes, scratch_bytes))
         self._scratch_start = arena.room_bytes // ALIGN_BYTES
-        self._users = 0
         self._workers = [
             ByteWorker(
                 "flexkv_tiers.codec.worker",
@@ -84,19 +82,14 @@ class CodecPool:
         return self._scratch.room_bytes
 
     async def start(self) -> None:
-        """One more tier uses it."""
-        self._users += 1
-        if self._users == 1:
-            for worker in self._workers:
-                await worker.start()
+        for worker in self._workers:
+            await worker.start()
 
     async def close(self) -> None:
-        """One tier fewer uses it; with the last the children end, and what runs in them fails."""
-        self._users -= 1
-        if self._users == 0:
-            for worker in self._workers:
-                await worker.close()
-            self._scratch.close()
+        """End the children; what runs in them fails. Idempotent."""
+        for worker in self._workers:
+            await worker.close()
+        self._scratch.close()
 
     def view(self, span: FrameSpan) -> memoryview:
         """Bytes of a frame of the arena, or of the scratch beyond it."""

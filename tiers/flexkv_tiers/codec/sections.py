@@ -19,9 +19,9 @@ from xxhash import xxh3_64
 from flexkv_py.core.messages import Fault
 from flexkv_py.geometry import ALIGN_BYTES, PLANES_MAX, align_up
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec.codecs import CODECS, CodecNumber
+from flexkv_tiers.codec.codecs import CODECS
 from flexkv_tiers.codec.envelope import CODEC_NONE, CODEC_SECTIONS, ChunkEntry, Stored
-from flexkv_tiers.codec.plan import Measure, Order
+from flexkv_tiers.codec.plan import CodecNumber, Measure, Order
 
 SECTIONS_MAX = PLANES_MAX
 _SEAL = struct.Struct("<Q")
