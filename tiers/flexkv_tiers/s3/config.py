@@ -9,6 +9,8 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 
 PROCESSES_MAX = 16
 THREADS_MAX = 64
+PART_BYTES_MIN = 5 << 20
+"""S3's own limit for all parts of an upload but the last."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,8 @@ class S3Config:
     `endpoint_url`, `region`, `addressing_style` and `ca_bundle` are boto3's; empty means boto3's own
     default. `sign_payload` None signs bodies only where the link is not TLS: a signature costs more
     CPU than everything else of an upload together. `operation_timeout_s` bounds one move with all its
-    retries.
+    retries. Records above `part_bytes` go up in parts of that size. `sse` is what the server encrypts
+    with, in S3's words; empty: the bucket's own default.
     """
 
     bucket: str
@@ -34,6 +37,9 @@ class S3Config:
     retry_count_max: int = 4
     sign_payload: bool | None = None
     ca_bundle: str = ""
+    sse: Literal["", "AES256", "aws:kms"] = ""
+    sse_kms_key_id: str = ""
+    part_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -46,6 +52,12 @@ class S3Config:
             raise _refuse("processes", f"is {self.processes}: use 1 to {PROCESSES_MAX}")
         if not 1 <= self.threads <= THREADS_MAX:
             raise _refuse("threads", f"is {self.threads}: use 1 to {THREADS_MAX}")
+        if self.sse not in ("", "AES256", "aws:kms"):
+            raise _refuse("sse", f"is {self.sse!r}: use '', 'AES256' or 'aws:kms'")
+        if self.sse_kms_key_id and self.sse != "aws:kms":
+            raise _refuse("sse_kms_key_id", "is given without sse = 'aws:kms': give both, or no key")
+        if self.part_bytes < PART_BYTES_MIN:
+            raise _refuse("part_bytes", f"is {self.part_bytes}: S3 takes no parts below {PART_BYTES_MIN} bytes")
         if self.retry_count_max < 0:
             raise _refuse("retry_count_max", f"is {self.retry_count_max}: use 0 or more")
         for name in ("connect_timeout_s", "read_timeout_s", "operation_timeout_s"):
