@@ -13,7 +13,7 @@ from flexkv_py.core.messages import BlockName, Fault
 from flexkv_py.errors import ErrorCode
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.child import Call
-from flexkv_tiers.s3 import objects
+from flexkv_tiers.s3 import bucket, objects
 from flexkv_tiers.s3.deletes import DeleteBatches
 from flexkv_tiers.s3.faults import FAULT_OF, answer_trouble, start_error, tier_fault
 from flexkv_tiers.s3.health import (
@@ -176,7 +176,7 @@ def test_deletes_gather_while_a_batch_runs():
 
 def test_a_listing_comes_in_pages(tmp_path, monkeypatch):
     """Five objects at two a page come in three pages, each once, by way of the server's own tokens."""
-    monkeypatch.setattr(objects, "LIST_COUNT_MAX", 2)
+    monkeypatch.setattr(bucket, "LIST_COUNT_MAX", 2)
     config, frames, client = patient(tmp_path.name), Frames(), shared_server().client()
     names = [block(number) for number in range(5)]
     for name in names:
@@ -191,35 +191,7 @@ def test_a_listing_comes_in_pages(tmp_path, monkeypatch):
         pages.append(page)
         token = page.token_next
     frames.arena.close()
-    handler._client.close()
+    handler.close()
     assert len(pages) == 3
     keys = b"".join(group.keys for page in pages for group in page.groups)
     assert sorted(keys[at : at + 16] for at in range(0, len(keys), 16)) == sorted(name.key for name in names)
-
-
-def record_of(*lengths: int) -> objects._Record:
-    return objects._Record([memoryview(bytes([at]) * length) for at, length in enumerate(lengths)], Call(1))
-
-
-def test_small_parts_of_a_record_are_sent_together():
-    """Reads give whole parts, joined up to a limit; a rewind begins anew, and the end is told by nothing."""
-    large = objects.SEND_BYTES_MAX + 1
-    record = record_of(4096, 4096, large, 4096, objects.SEND_BYTES_MAX - 4096, 4096)
-    expected = [8192, large, objects.SEND_BYTES_MAX, 4096, 0, 0]
-    assert [len(record.read()) for _ in expected] == expected
-    assert record.tell() == len(record)
-    record.seek(0)
-    assert (record.tell(), bytes(record.read())) == (0, bytes(4096) + b"\x01" * 4096)
-
-
-@pytest.mark.parametrize("record_bytes", [4096, objects.ASK_BYTES_MIN])
-def test_only_large_uploads_ask_first(record_bytes):
-    """A round trip before a small body costs more than the body."""
-    client = objects._open_client(patient("ask"))
-    seen = []
-    client.meta.events.register("request-created.s3.PutObject", lambda request, **_: seen.append(request.headers))
-    record = record_of(record_bytes)
-    client.put_object(Bucket="flexkv", Key="ask", Body=record, ContentLength=len(record))
-    assert client.get_object(Bucket="flexkv", Key="ask")["ContentLength"] == record_bytes
-    client.close()
-    assert [headers.get("Expect") for headers in seen] == ["100-continue" if record_bytes > 4096 else None]

@@ -44,6 +44,9 @@ from flexkv_tiers.s3.names import object_name
 _LET_GO_S = 2.0
 """What a byte worker gets beyond boto3's own timeouts to let go of a stopped call's frames."""
 
+_CHILD_START_S = 5.0
+"""What a byte worker may take to start: the first check waits for it, and for boto3 to be imported."""
+
 LISTING_PAUSE_S = 2.0
 """Between tries at a page of the listing while the bucket fails it."""
 
@@ -275,7 +278,7 @@ class S3Store:
 
     async def _check(self) -> Failed | None:
         """Whether the bucket can be used right now, asked once."""
-        timeout_s = self._config.connect_timeout_s + self._config.read_timeout_s
+        timeout_s = self._config.connect_timeout_s + self._config.read_timeout_s + _CHILD_START_S
         failure: Failed | None = None
         try:
             async with aclosing(self._attempt(Check(), timeout_s)) as replies:

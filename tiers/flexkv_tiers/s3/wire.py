@@ -206,7 +206,10 @@ class _Connection:
                 rest[0] = rest[0][count:]
 
     def receive(self, target: memoryview) -> int:
-        """Bytes into `target`; what is larger than a head is waited for as a whole."""
+        """Bytes into `target`; what is larger than a head is waited for as a whole.
+
+        Such a wait ends with what has come by the time limit, so silence may take the limit twice to be noticed.
+        """
         whole = self._plain and len(target) > _HEAD_BYTES
         try:
             return self._socket.recv_into(target, 0, socket.MSG_WAITALL if whole else 0)
