@@ -22,7 +22,7 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.child import Call, serve
 from flexkv_tiers.codec import HEADER_BYTES, Header, chunk_checksum, parse_header
 from flexkv_tiers.memory import Arena
-from flexkv_tiers.s3.bucket import Bucket
+from flexkv_tiers.s3.client import BucketClient
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.faults import NEW_LOOK, answer_trouble, trouble_of
 from flexkv_tiers.s3.messages import (
@@ -214,7 +214,7 @@ class Objects:
         return opened.wire.exchange(method, signed.target, signed.headers, body.parts, call)
 
     def _open(self) -> _Opened:
-        """Bucket, signer and connections, made by the first who needs them. Raises what boto3 raises."""
+        """Client, signer and connections, made by the first who needs them. Raises what boto3 raises."""
         with self._opening:
             if self._opened is None:
                 self._opened, self._opened_at = _Opened(self._config), time.monotonic()
@@ -231,7 +231,7 @@ class _Opened:
     """What requests need, from one look at boto3's configuration."""
 
     def __init__(self, config: S3Config) -> None:
-        self.bucket = Bucket(config)
+        self.bucket = BucketClient(config)
         self.signer = Signer(self.bucket.session, self.bucket.client, config.bucket)
         self.wire = Wire(
             self.signer.url,

@@ -54,6 +54,7 @@ _COUNTED = (
     "bytes_written",
     "bytes_read",
     "retries",
+    "paced",
     "delete_requests",
     "listed_blocks",
     "listed_foreign",
@@ -107,7 +108,7 @@ class S3Store:
             await worker.start()
         failure = await self._check()
         if failure is not None:
-            self._health.open(explained(failure))
+            self._health.breaker.open(explained(failure), self._now_s())
             self._go_down()
             raise start_error(failure, self._config.place)
 
@@ -178,8 +179,7 @@ class S3Store:
             "bucket": self._config.bucket,
             "prefix": self._config.prefix,
             "endpoint_url": self._config.endpoint_url,
-            "up": self._health.up,
-            "down_because": self._health.down_because,
+            **self._health.status(),
             "processes": [worker.pid for worker in self._workers],
             "process_deaths": sum(worker.deaths for worker in self._workers),
             "moves_running": sum(worker.running for worker in self._workers),
@@ -225,14 +225,16 @@ class S3Store:
             if not self._health.up:
                 raise TierFault(Fault.DOWN, f"{self._config.place} is down since: {self._health.down_because}")
             failure: Failed | None = None
-            async with aclosing(self._attempt(request(), deadline - loop.time())) as replies:
+            asked = request()
+            await self._pace(deadline, urgent=isinstance(asked, Get))
+            async with aclosing(self._attempt(asked, deadline - loop.time())) as replies:
                 async for reply in replies:
                     if isinstance(reply, Failed):
                         failure = reply
                     else:
                         yield reply
             if failure is None:
-                self._health.succeeded()
+                self._health.succeeded(self._now_s())
                 return
             self._note(failure)
             delay = self._health.retry_delay_s(failure.trouble, retries, deadline - loop.time(), self._chance.random())
@@ -241,6 +243,20 @@ class S3Store:
             retries += 1
             self._counts["retries"] += 1
             await asyncio.sleep(delay)
+
+    async def _pace(self, deadline: float, *, urgent: bool) -> None:
+        """Wait as long as the server's limits ask for. Raises TierFault."""
+        now_s = self._now_s()
+        delay = self._health.throttle.delay_s(now_s, deadline - now_s, urgent=urgent)
+        if delay is None:
+            raise TierFault(Fault.LATE, f"{self._config.place} takes fewer requests than there are, by its 503 answers")
+        if delay:
+            self._counts["paced"] += 1
+            await asyncio.sleep(delay)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _attempt(self, request: Request, timeout_s: float) -> AsyncGenerator[Reply, None]:
         """One attempt in the least busy byte worker; the last reply may be `Failed`."""
@@ -251,7 +267,7 @@ class S3Store:
 
     def _note(self, failure: Failed) -> None:
         self._counts[f"failed_{failure.trouble.value}"] += 1
-        self._health.failed(failure.trouble, explained(failure))
+        self._health.failed(failure.trouble, explained(failure), self._now_s())
         if not self._health.up:
             self._go_down()
 
@@ -267,10 +283,12 @@ class S3Store:
 
     async def _probe(self) -> None:
         """Ask for the bucket at growing intervals until it answers."""
-        while not self._health.up:
-            await asyncio.sleep(self._health.probe_delay_s())
-            if await self._check() is None:
-                self._health.close()
+        breaker = self._health.breaker
+        while breaker.probe_at_s is not None:
+            await asyncio.sleep(max(0.0, breaker.probe_at_s - self._now_s()))
+            breaker.begin_probe(max(breaker.probe_at_s, self._now_s()))  # a timer may be early by its resolution
+            failure = await self._check()
+            breaker.end_probe(explained(failure) if failure else "", self._now_s())
         self._prober = None
         self._came_back.set()
         if self._listener is not None:

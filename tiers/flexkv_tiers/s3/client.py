@@ -26,7 +26,7 @@ SWEPT_COUNT_MAX = 1000
 """Abandoned uploads given up at a time; the next sweep finds the rest."""
 
 
-class Bucket:
+class BucketClient:
     """Requests about the bucket as a whole. Raises what boto3 raises."""
 
     def __init__(self, config: S3Config) -> None:
