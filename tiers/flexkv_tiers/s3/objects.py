@@ -217,7 +217,12 @@ class Objects:
         """Client, signer and connections, made by the first who needs them. Raises what boto3 raises."""
         with self._opening:
             if self._opened is None:
-                self._opened, self._opened_at = _Opened(self._config), time.monotonic()
+                try:
+                    self._opened, self._opened_at = _Opened(self._config), time.monotonic()
+                except ValueError as error:  # botocore on endpoints that are no URL
+                    raise AttemptFailed(Trouble.REFUSED, f"s3.endpoint_url: {error}") from error
+                except OSError as error:
+                    raise AttemptFailed(Trouble.CERTIFICATE, f"the certificates cannot be read: {error}") from error
             return self._opened
 
     def _reopen(self) -> None:
