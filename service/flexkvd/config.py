@@ -114,6 +114,19 @@ class S3Table:
     )
     ca_bundle: str = key(Kind.TEXT, "File of certificates to trust instead of the system's; empty: the system's.", "")
     bytes: int = key(Kind.SIZE, "Room the objects may take; 0: no limit.", 0, high=1 << 60)
+    pack_bytes: int = key(
+        Kind.SIZE,
+        "Small blocks written together become one object of about this size; 0: never.",
+        8 * MIB,
+        high=64 * MIB,
+    )
+    refresh_s: float = key(
+        Kind.NUMBER, "How often to list what other daemons have written and deleted; 0: never.", 30.0, high=DAY_S
+    )
+    ttl_s: float = key(Kind.NUMBER, "Objects older than this are deleted; 0: none is.", 0.0, high=3650 * DAY_S)
+    owner: bool = key(
+        Kind.SWITCH, "Delete what bytes, ttl_s and eviction say; without it, this daemon only forgets it.", True
+    )
     processes: int = key(Kind.COUNT, "Child processes that move the bytes.", 1, low=1, high=16)
     threads: int = key(Kind.COUNT, "Connections of each child.", 4, low=1, high=64)
     reads_in_flight_max: int = key(Kind.COUNT, "Objects read at the same time.", 16, low=1, high=1024)

@@ -9,6 +9,8 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 
 PROCESSES_MAX = 16
 THREADS_MAX = 64
+PACK_BYTES_MIN = 1 << 20
+PACK_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class S3Config:
     `endpoint_url`, `region`, `addressing_style` and `ca_bundle` are boto3's; empty means boto3's own
     default. `sign_payload` None signs bodies only where the link is not TLS: a signature costs more
     CPU than everything else of an upload together. `operation_timeout_s` bounds one move with all its
-    retries.
+    retries. `pack_bytes` 0 packs nothing, `refresh_s` 0 never lists again, `ttl_s` and `bytes` 0 set no limit.
     """
 
     bucket: str
@@ -34,6 +36,11 @@ class S3Config:
     retry_count_max: int = 4
     sign_payload: bool | None = None
     ca_bundle: str = ""
+    bytes: int = 0
+    pack_bytes: int = 8 << 20
+    refresh_s: float = 30.0
+    ttl_s: float = 0.0
+    owner: bool = True
 
     def __post_init__(self) -> None:
         if not self.bucket:
@@ -48,6 +55,10 @@ class S3Config:
             raise _refuse("threads", f"is {self.threads}: use 1 to {THREADS_MAX}")
         if self.retry_count_max < 0:
             raise _refuse("retry_count_max", f"is {self.retry_count_max}: use 0 or more")
+        if self.pack_bytes and not PACK_BYTES_MIN <= self.pack_bytes <= PACK_BYTES_MAX:
+            raise _refuse("pack_bytes", f"is {self.pack_bytes}: use 0, or {PACK_BYTES_MIN} to {PACK_BYTES_MAX}")
+        if self.ttl_s and not self.refresh_s:
+            raise _refuse("ttl_s", "needs listings to find what has outlived it: set s3.refresh_s too")
         for name in ("connect_timeout_s", "read_timeout_s", "operation_timeout_s"):
             if getattr(self, name) <= 0:
                 raise _refuse(name, f"is {getattr(self, name)}: use more than 0")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -18,7 +18,6 @@ from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
 
 from flexkv_py.core.messages import BlockName
-from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.child import Call, serve
@@ -27,21 +26,22 @@ from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.faults import trouble_of
 from flexkv_tiers.s3.messages import (
-    LIST_COUNT_MAX,
     Check,
     Delete,
     Failed,
     Get,
+    GetIndex,
+    Index,
     Landed,
-    ListedGroup,
     ListPage,
-    Page,
     Put,
+    PutPack,
     Reply,
     Request,
+    Span,
     Trouble,
 )
-from flexkv_tiers.s3.names import listing_prefix, parse_object_name
+from flexkv_tiers.s3.pages import read_page
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
@@ -88,33 +88,45 @@ class Objects:
             case Get():
                 yield from self._get(request, call)
             case Put():
-                self._put(request, call)
+                self._put(request.name, [memoryview(request.header), *self._views(request.spans)], call)
+            case PutPack():
+                parts = ([memoryview(part.header), *self._views(part.spans)] for part in request.parts)
+                self._put(request.name, [memoryview(request.index), *chain.from_iterable(parts)], call)
+            case GetIndex():
+                raw = bytearray(request.index_bytes)
+                with closing(self._open(request.name, 0, len(raw), request.object_bytes)) as body:
+                    _fill(body, memoryview(raw), call)
+                yield Index(bytes(raw))
             case Delete():
                 yield from self._delete(request)
             case ListPage():
-                yield self._list(request)
+                yield read_page(self._client, self._config, request)
             case Check():
                 self._client.head_bucket(Bucket=self._config.bucket)
 
-    def _put(self, request: Put, call: Call) -> None:
-        views = [self._arena.view(span.frame, span.length) for span in request.spans]
-        record = _Record([memoryview(request.header), *views], call)
+    def _views(self, spans: list[Span]) -> list[memoryview]:
+        return [self._arena.view(span.frame, span.length) for span in spans]
+
+    def _put(self, name: str, parts: list[memoryview], call: Call) -> None:
+        record = _Record(parts, call)
         self._client.put_object(
             Bucket=self._config.bucket,
-            Key=request.name,
+            Key=name,
             Body=record,  # type: ignore[arg-type]  # it is as file-like as boto3 needs
             ContentLength=len(record),
         )
 
     def _get(self, request: Get, call: Call) -> Iterator[Landed]:
-        ends = list(accumulate((span.length for span in request.spans), initial=HEADER_BYTES))
-        first, record_bytes = request.chunk_first, ends[-1]
+        begin = request.offset
+        ends = list(accumulate((span.length for span in request.spans), initial=begin + HEADER_BYTES))
+        first, end = request.chunk_first, ends[-1]
+        object_bytes = request.object_bytes or end
         assert first < len(request.spans)
         raw_header = bytearray(HEADER_BYTES)
         if first > 0:  # a later chunk alone has its header to be judged by, too
-            with closing(self._open(request.name, 0, HEADER_BYTES, record_bytes)) as body:
+            with closing(self._open(request.name, begin, begin + HEADER_BYTES, object_bytes)) as body:
                 _fill(body, memoryview(raw_header), call)
-        with closing(self._open(request.name, ends[first] if first else 0, record_bytes, record_bytes)) as body:
+        with closing(self._open(request.name, ends[first] if first else begin, end, object_bytes)) as body:
             if first == 0:
                 _fill(body, memoryview(raw_header), call)
             header = _expect_header(raw_header, request)
@@ -126,10 +138,10 @@ class Objects:
                     raise _AttemptFailed(Trouble.CORRUPT, f"chunk {chunk} does not match its checksum")
                 yield Landed(chunk, checksum)
 
-    def _open(self, name: str, start: int, end: int, record_bytes: int) -> StreamingBody:
-        """The object's bytes from `start` to `end`, provided it has exactly `record_bytes`."""
+    def _open(self, name: str, start: int, end: int, object_bytes: int) -> StreamingBody:
+        """The object's bytes from `start` to `end`, provided it has exactly `object_bytes`."""
         answer = self._client.get_object(Bucket=self._config.bucket, Key=name, Range=f"bytes={start}-{end - 1}")
-        expected = f"bytes {start}-{end - 1}/{record_bytes}"
+        expected = f"bytes {start}-{end - 1}/{object_bytes}"
         if answer.get("ContentRange") != expected:
             answer["Body"].close()
             raise _AttemptFailed(Trouble.CORRUPT, f"the object is {answer.get('ContentRange')}, not {expected}")
@@ -148,20 +160,6 @@ class Objects:
                 f"{len(refused)} of {len(request.names)} objects were not deleted, the first is {first.get('Key')}: "
                 f"{first.get('Code')} {first.get('Message')}",
             )
-
-    def _list(self, request: ListPage) -> Page:
-        start = listing_prefix(self._config.prefix)
-        more = {"ContinuationToken": request.token} if request.token else {}
-        answer = self._client.list_objects_v2(
-            Bucket=self._config.bucket,
-            Prefix=start,
-            MaxKeys=LIST_COUNT_MAX,
-            **more,  # type: ignore[arg-type]
-        )
-        page = _Listing()
-        for entry in answer.get("Contents", []):
-            page.add(parse_object_name(self._config.prefix, entry["Key"]), entry["Size"])
-        return page.done(answer.get("NextContinuationToken", "") if answer["IsTruncated"] else "")
 
 
 class _AttemptFailed(Exception):
@@ -202,30 +200,6 @@ class _Record:
     def seek(self, position: int) -> None:
         assert position == 0, "boto3 only ever rewinds: after signing, or to send again"
         self._next = 0
-
-
-class _Listing:
-    """Collects one page, by namespace, shard and size."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[bytes, int, int], list[BlockName]] = {}
-        self._foreign = 0
-        self._damaged = 0
-
-    def add(self, block: BlockName | None, object_bytes: int) -> None:
-        if block is None:
-            self._foreign += 1
-        elif object_bytes <= HEADER_BYTES or object_bytes % ALIGN_BYTES:
-            self._damaged += 1
-        else:
-            self._groups.setdefault((block.namespace, block.shard, object_bytes), []).append(block)
-
-    def done(self, token_next: str) -> Page:
-        groups = [
-            ListedGroup(*group, b"".join(block.key for block in blocks), b"".join(block.parent for block in blocks))
-            for group, blocks in self._groups.items()
-        ]
-        return Page(groups, self._foreign, self._damaged, token_next)
 
 
 def _open_client(config: S3Config) -> S3Client:
