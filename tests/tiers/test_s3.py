@@ -365,12 +365,14 @@ def test_the_test_server_removes_its_own_sockets_only(tmp_path):
 
 def test_a_listing_ignores_what_is_not_ours(frames, config, bucket):
     """Foreign names and impossible sizes in the prefix are counted and skipped; the rest comes with parents."""
-    store = S3Store(config, frames.arena)
+    first, store = S3Store(config, frames.arena), S3Store(config, frames.arena)
     ours = [block(1), block(2), block(3, shard=5)]
 
-    async def scene():
+    async def earlier():
         for name in ours:
-            await store.write(name, frames.fill(name, SMALL))
+            await first.write(name, frames.fill(name, SMALL))
+
+    async def scene():
         right = object_name(config.prefix, block(9))
         for foreign in (
             "readme.txt",
@@ -390,6 +392,7 @@ def test_a_listing_ignores_what_is_not_ours(frames, config, bucket):
         status = store.status()
         assert (status["listed_blocks"], status["listed_foreign"], status["listed_damaged"]) == (3, 4, 1)
 
+    run(first, earlier)
     run(store, scene)
 
 
