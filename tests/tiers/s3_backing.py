@@ -7,13 +7,14 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from flexkv_tiers.base import TierStore
+from flexkv_py.core.messages import LostRecord
+from flexkv_tiers.base import FoundBatch, TierStore
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3 import S3Config, S3Store
 from flexkvd.cli.s3server import S3Server
@@ -41,13 +42,32 @@ def impatient(prefix: str) -> S3Config:
     return replace(patient(prefix), connect_timeout_s=0.5, read_timeout_s=0.5, operation_timeout_s=2.0)
 
 
+class Heard:
+    """A `StoreListener` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.changes: list[bool] = []
+        self.gone: list[LostRecord] = []
+        self.news: list[FoundBatch] = []
+
+    def changed(self, up: bool, reason: str) -> None:
+        self.changes.append(up)
+
+    def lost(self, records: Sequence[LostRecord], reason: str) -> None:
+        self.gone += records
+
+    def appeared(self, batch: FoundBatch) -> None:
+        self.news.append(batch)
+
+
 class S3Backing:
-    """A prefix of the shared server's bucket."""
+    """A prefix of the shared server's bucket; blocks that are written together share an object."""
 
     capacity_bytes: int | None = None
+    pack_bytes = 8 << 20
 
     def __init__(self, directory: Path, arena: Arena) -> None:
-        self._config = patient(directory.name)
+        self._config = replace(patient(directory.name), pack_bytes=self.pack_bytes)
         self._arena = arena
 
     def store(self) -> TierStore:
@@ -64,3 +84,9 @@ class S3Backing:
 
     def close(self) -> None:
         gc.collect()  # boto3's failed attempts on a server that is starting leave sockets in cycles
+
+
+class AloneS3Backing(S3Backing):
+    """The same with an object for every block."""
+
+    pack_bytes = 0

@@ -13,7 +13,7 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3 import S3Store
 from tests.s3proxy import FaultProxy, Faults
 from tests.tiers.contract import assert_readable, block, content, fault_of_read
-from tests.tiers.s3_backing import patient, shared_server
+from tests.tiers.s3_backing import Heard, patient, shared_server
 
 KIB = 1024
 RECORD = (64 * KIB,) * 4
@@ -35,15 +35,16 @@ def config(tmp_path, proxy):
         connect_timeout_s=0.5,
         read_timeout_s=0.5,
         operation_timeout_s=1.2,
+        pack_bytes=0,
     )
 
 
 def run(config, frames, scene):
     """One life of a store, from start to end."""
-    heard = []
+    heard = Heard()
 
     async def life():
-        store = S3Store(config, frames.arena, lambda up, why: heard.append((up, why)))
+        store = S3Store(config, frames.arena, heard)
         try:
             await store.start()
             await scene(store)
@@ -51,7 +52,7 @@ def run(config, frames, scene):
             await store.close()
 
     asyncio.run(life())
-    return heard
+    return heard.changes
 
 
 async def until_well(store, frames, name):
@@ -106,9 +107,9 @@ def test_outages_open_the_breaker_and_their_ends_close_it(frames, config, proxy)
             frames.rewind()
 
     heard = run(config, frames, scene)
-    assert [up for up, _ in heard][:2] == [False, True]
+    assert heard[:2] == [False, True]
     assert len(heard) >= 2 * len(LASTING)
-    assert heard[-1][0]
+    assert heard[-1]
 
 
 SPOILT = {

@@ -13,12 +13,11 @@ from flexkv_py.core.messages import BlockName, Fault
 from flexkv_py.errors import ErrorCode
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.child import Call
-from flexkv_tiers.s3 import client as s3_client
-from flexkv_tiers.s3 import objects
+from flexkv_tiers.s3 import objects, pages
 from flexkv_tiers.s3.deletes import DeleteBatches
 from flexkv_tiers.s3.faults import FAULT_OF, answer_trouble, start_error, tier_fault
 from flexkv_tiers.s3.messages import DELETE_COUNT_MAX, Failed, ListPage, Page, Reply, Trouble
-from flexkv_tiers.s3.names import SHARD_MAX, object_name, parse_object_name
+from flexkv_tiers.s3.names import SHARD_MAX, listing_prefix, object_name, parse_object_name
 from tests.tiers.contract import Frames, block
 from tests.tiers.s3_backing import patient, shared_server
 
@@ -121,23 +120,24 @@ def test_deletes_gather_while_a_batch_runs():
 
 
 def test_a_listing_comes_in_pages(tmp_path, monkeypatch):
-    """Five objects at two a page come in three pages, each once, by way of the server's own tokens."""
-    monkeypatch.setattr(s3_client, "LIST_COUNT_MAX", 2)
+    """Five objects at two a page come in three pages, each once, every page after the last name of the one before."""
+    monkeypatch.setattr(pages, "LIST_COUNT_MAX", 2)
     config, frames, client = patient(tmp_path.name), Frames(), shared_server().client()
     names = [block(number) for number in range(5)]
     for name in names:
         client.put_object(Bucket=config.bucket, Key=object_name(config.prefix, name), Body=bytes(8192))
     client.close()
     handler = objects.Objects(config, frames.arena)
-    pages, token = [], ""
-    while token or not pages:
-        [raw] = handler(msgspec.msgpack.encode(ListPage(token)), Call(1))
+    listed, after = [], ""
+    while after or not listed:
+        request = ListPage(listing_prefix(config.prefix), after)
+        [raw] = handler(msgspec.msgpack.encode(request), Call(1))
         page = msgspec.msgpack.decode(raw, type=Reply)
         assert isinstance(page, Page)
-        pages.append(page)
-        token = page.token_next
+        listed.append(page)
+        after = page.after_next
     frames.arena.close()
     handler.close()
-    assert len(pages) == 3
-    keys = b"".join(group.keys for page in pages for group in page.groups)
+    assert len(listed) == 3
+    keys = b"".join(group.keys for page in listed for group in page.groups)
     assert sorted(keys[at : at + 16] for at in range(0, len(keys), 16)) == sorted(name.key for name in names)

@@ -1,4 +1,4 @@
-"""One bucket through boto3: what is rare enough for its price, listing, deleting, uploads in parts, checks.
+"""One bucket through boto3: what is rare enough for its price: deletes, and the ends of uploads in parts.
 
 Owns the boto3 session and client. Single objects go over `wire`. Called by `objects`, in the byte worker.
 """
@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 import boto3
 from botocore.config import Config
 
-from flexkv_py.core.messages import BlockName
-from flexkv_py.geometry import ALIGN_BYTES
-from flexkv_tiers.codec import HEADER_BYTES
 from flexkv_tiers.s3.config import S3Config
-from flexkv_tiers.s3.messages import LIST_COUNT_MAX, Failed, ListedGroup, Page, Trouble
-from flexkv_tiers.s3.names import listing_prefix, parse_object_name
+from flexkv_tiers.s3.messages import Failed, Trouble
+from flexkv_tiers.s3.names import listing_prefix
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -47,20 +44,6 @@ class BucketClient:
                 f"{len(refused)} of {len(names)} objects were not deleted, the first is {first.get('Key')}: "
                 f"{first.get('Code')} {first.get('Message')}",
             )
-
-    def list_page(self, token: str) -> Page:
-        start = listing_prefix(self._config.prefix)
-        more = {"ContinuationToken": token} if token else {}
-        answer = self.client.list_objects_v2(
-            Bucket=self._config.bucket,
-            Prefix=start,
-            MaxKeys=LIST_COUNT_MAX,
-            **more,  # type: ignore[arg-type]
-        )
-        page = _Listing()
-        for entry in answer.get("Contents", []):
-            page.add(parse_object_name(self._config.prefix, entry["Key"]), entry["Size"])
-        return page.done(answer.get("NextContinuationToken", "") if answer["IsTruncated"] else "")
 
     def begin_upload(self, name: str) -> str:
         encryption: dict[str, Any] = {}
@@ -95,30 +78,6 @@ class BucketClient:
 
     def close(self) -> None:
         self.client.close()
-
-
-class _Listing:
-    """Collects one page, by namespace, shard and size."""
-
-    def __init__(self) -> None:
-        self._groups: dict[tuple[bytes, int, int], list[BlockName]] = {}
-        self._foreign = 0
-        self._damaged = 0
-
-    def add(self, block: BlockName | None, object_bytes: int) -> None:
-        if block is None:
-            self._foreign += 1
-        elif object_bytes <= HEADER_BYTES or object_bytes % ALIGN_BYTES:
-            self._damaged += 1
-        else:
-            self._groups.setdefault((block.namespace, block.shard, object_bytes), []).append(block)
-
-    def done(self, token_next: str) -> Page:
-        groups = [
-            ListedGroup(*group, b"".join(block.key for block in blocks), b"".join(block.parent for block in blocks))
-            for group, blocks in self._groups.items()
-        ]
-        return Page(groups, self._foreign, self._damaged, token_next)
 
 
 def _open_client(session: boto3.Session, config: S3Config) -> S3Client:

@@ -40,7 +40,10 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Store a record: this header, then these chunks. One that is there already may stay."""
+    """Store a record: this header, then these chunks. One that is there already may stay.
+
+    Without either: an empty object whose name says all.
+    """
 
     name: str
     header: bytes
@@ -79,8 +82,26 @@ class Sweep(msgspec.Struct, frozen=True, tag=True):
     age_s: float
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One record of a pack: its header, and its chunks."""
+
+    header: bytes
+    spans: list[Span]
+
+
+class PutPack(msgspec.Struct, frozen=True, tag=True):
+    """Store records as one object: this index, then each record as it would stand alone."""
+
+    name: str
+    index: bytes
+    parts: list[Part]
+
+
 class Get(msgspec.Struct, frozen=True, tag=True):
-    """Read chunks `chunk_first` and later of a block's record into their frames; `spans` lists all chunks."""
+    """Read chunks `chunk_first` and later of a block's record into their frames; `spans` lists all chunks.
+
+    A record in a pack lies at `offset` of an object of `object_bytes`; 0: the record is the object.
+    """
 
     name: str
     namespace: bytes
@@ -89,6 +110,16 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     parent: bytes
     spans: list[Span]
     chunk_first: int
+    offset: int = 0
+    object_bytes: int = 0
+
+
+class GetIndex(msgspec.Struct, frozen=True, tag=True):
+    """Read the first `index_bytes` of an object of `object_bytes`."""
+
+    name: str
+    index_bytes: int
+    object_bytes: int
 
 
 class Delete(msgspec.Struct, frozen=True, tag=True):
@@ -98,9 +129,14 @@ class Delete(msgspec.Struct, frozen=True, tag=True):
 
 
 class ListPage(msgspec.Struct, frozen=True, tag=True):
-    """List the page that starts at `token`; empty: the first."""
+    """List the page of names that begin with `start` and follow `after` (empty: from the first).
 
-    token: str
+    Objects last written before `expires_s` (seconds since 1970; 0: none) are listed as expired only.
+    """
+
+    start: str
+    after: str
+    expires_s: float = 0.0
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
@@ -148,13 +184,31 @@ class ListedGroup(msgspec.Struct, frozen=True):
     parents: bytes
 
 
+class ListedPack(msgspec.Struct, frozen=True, array_like=True):
+    """A pack, or the marks of one: name and size."""
+
+    name: str
+    object_bytes: int
+
+
 class Page(msgspec.Struct, frozen=True, tag=True):
-    """One page of a listing. `foreign` objects are not ours, `damaged` ones cannot be a record."""
+    """One page of a listing. `foreign` objects are not ours, `damaged` ones cannot be a record.
+
+    The next page follows `after_next`; empty: this was the last.
+    """
 
     groups: list[ListedGroup]
+    packs: list[ListedPack]
+    expired: list[str]
     foreign: int
     damaged: int
-    token_next: str
+    after_next: str
+
+
+class Index(msgspec.Struct, frozen=True, tag=True):
+    """The index of a pack, unchecked."""
+
+    raw: bytes
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -164,5 +218,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-Request = Put | BeginUpload | PutPart | EndUpload | Sweep | Get | Delete | ListPage | Check
-Reply = Stored | Begun | PartStored | Swept | Landed | Page | Failed
+Request = Put | PutPack | BeginUpload | PutPart | EndUpload | Sweep | Get | GetIndex | Delete | ListPage | Check
+Reply = Stored | Begun | PartStored | Swept | Landed | Page | Index | Failed

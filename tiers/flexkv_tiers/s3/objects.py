@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import accumulate
+from itertools import accumulate, chain
 from urllib.parse import quote
 
 import msgspec
@@ -33,10 +33,13 @@ from flexkv_tiers.s3.messages import (
     EndUpload,
     Failed,
     Get,
+    GetIndex,
+    Index,
     Landed,
     ListPage,
     PartStored,
     Put,
+    PutPack,
     PutPart,
     Reply,
     Request,
@@ -47,6 +50,7 @@ from flexkv_tiers.s3.messages import (
     Trouble,
 )
 from flexkv_tiers.s3.names import listing_prefix
+from flexkv_tiers.s3.pages import read_page
 from flexkv_tiers.s3.signing import Signer, tls_of
 from flexkv_tiers.s3.wire import Answer, ConnectFailed, Wire
 
@@ -96,8 +100,16 @@ class Objects:
         match request:
             case Get():
                 yield from self._get(request, call)
+            case GetIndex():
+                raw = bytearray(request.index_bytes)
+                with self._range(request.name, 0, len(raw), request.object_bytes, call) as answer:
+                    answer.fill(memoryview(raw))
+                yield Index(bytes(raw))
             case Put():
-                yield self._put(request, call)
+                yield self._put(request.name, self._views(request.header, request.spans), call)
+            case PutPack():
+                parts = chain.from_iterable(self._views(part.header, part.spans) for part in request.parts)
+                yield self._put(request.name, [memoryview(request.index), *parts], call)
             case PutPart():
                 yield self._put_part(request, call)
             case BeginUpload():
@@ -109,7 +121,7 @@ class Objects:
             case Delete():
                 yield from bucket.delete(request.names)
             case ListPage():
-                yield bucket.list_page(request.token)
+                yield read_page(bucket.client, self._config, request)
             case Check():
                 query = f"list-type=2&max-keys=1&prefix={quote(listing_prefix(self._config.prefix), safe='')}"
                 with self._exchange("GET", "", {}, _Body([]), call, query=query) as answer:
@@ -117,34 +129,34 @@ class Objects:
 
     # -------------------------------------------------------------- uploads
 
-    def _put(self, request: Put, call: Call) -> Stored:
-        """Store the whole record, unless it is there already."""
-        body = _Body(self._views(request.header, request.spans))
+    def _put(self, name: str, parts: list[memoryview], call: Call) -> Stored:
+        """Store these parts as one object, unless it is there already; the first is its header or index."""
+        body = _Body(parts)
         headers = self._upload_headers(body)
-        condition = {"If-None-Match": "*"} if self._skips_present else {}
-        with self._exchange("PUT", request.name, headers | condition, body, call) as answer:
-            status, code = answer.status, _code_of(answer)
+        condition = {"If-None-Match": "*"} if self._skips_present and len(body) else {}
+        with self._exchange("PUT", name, headers | condition, body, call) as answer:
+            status, said = answer.status, _said(answer)
             if status < 300:
                 return Stored(present=False)
             if status not in (409, 412, 501) or not condition:
-                raise _refusal(answer, code)
+                raise _refusal(answer, said)
             self._skips_present = status != 501
-        # 412: it is there, perhaps only the beginning of it. 409: two of us at once. 501: no such condition here.
-        if status == 412 and self._holds(request.name, request.header, len(body), call):
+        # 412: it is there, perhaps something else. 409: two of us at once. 501: no such condition here.
+        if status == 412 and self._holds(name, parts[0], len(body), call):
             return Stored(present=True)
-        with self._exchange("PUT", request.name, headers, body, call) as answer:
+        with self._exchange("PUT", name, headers, body, call) as answer:
             _expect(answer, 200)
         return Stored(present=False)
 
-    def _holds(self, name: str, header: bytes, record_bytes: int, call: Call) -> bool:
-        """Whether the object there has this length and begins with this header, checksums of all chunks included."""
-        found = bytearray(len(header))
-        headers = {"Range": f"bytes=0-{len(header) - 1}"}
+    def _holds(self, name: str, front: memoryview, object_bytes: int, call: Call) -> bool:
+        """Whether the object there has this length and begins like this, with the checksums of all that follows."""
+        found = bytearray(len(front))
+        headers = {"Range": f"bytes=0-{len(front) - 1}"}
         with self._exchange("GET", name, headers, _Body([]), call) as answer:
-            if answer.status != 206 or not answer.header("Content-Range").endswith(f"/{record_bytes}"):
+            if answer.status != 206 or not answer.header("Content-Range").endswith(f"/{object_bytes}"):
                 return False
             answer.fill(memoryview(found))
-        return found == header
+        return found == front
 
     def _put_part(self, request: PutPart, call: Call) -> PartStored:
         body = _Body(_cut(self._views(request.header, request.spans), request.start, request.end))
@@ -170,15 +182,16 @@ class Objects:
     # ------------------------------------------------------------ downloads
 
     def _get(self, request: Get, call: Call) -> Iterator[Landed]:
-        ends = list(accumulate((span.length for span in request.spans), initial=HEADER_BYTES))
-        first, record_bytes = request.chunk_first, ends[-1]
+        begin = request.offset
+        ends = list(accumulate((span.length for span in request.spans), initial=begin + HEADER_BYTES))
+        first, end = request.chunk_first, ends[-1]
+        object_bytes = request.object_bytes or end
         assert first < len(request.spans)
         raw_header = bytearray(HEADER_BYTES)
         if first > 0:  # a later chunk alone has its header to be judged by, too
-            with self._range(request.name, 0, HEADER_BYTES, record_bytes, call) as answer:
+            with self._range(request.name, begin, begin + HEADER_BYTES, object_bytes, call) as answer:
                 answer.fill(memoryview(raw_header))
-        start = ends[first] if first else 0
-        with self._range(request.name, start, record_bytes, record_bytes, call) as answer:
+        with self._range(request.name, ends[first] if first else begin, end, object_bytes, call) as answer:
             if first == 0:
                 answer.fill(memoryview(raw_header))
             header = _expect_header(raw_header, request)
@@ -191,12 +204,12 @@ class Objects:
                 yield Landed(chunk, checksum)
 
     @contextmanager
-    def _range(self, name: str, start: int, end: int, record_bytes: int, call: Call) -> Iterator[Answer]:
-        """The object's bytes from `start` to `end`, provided it has exactly `record_bytes`."""
+    def _range(self, name: str, start: int, end: int, object_bytes: int, call: Call) -> Iterator[Answer]:
+        """The object's bytes from `start` to `end`, provided it has exactly `object_bytes`."""
         headers = {"Range": f"bytes={start}-{end - 1}"}
         with self._exchange("GET", name, headers, _Body([]), call) as answer:
             _expect(answer, 206)
-            expected = f"bytes {start}-{end - 1}/{record_bytes}"
+            expected = f"bytes {start}-{end - 1}/{object_bytes}"
             if (given := answer.header("Content-Range")) != expected:
                 raise AttemptFailed(Trouble.CORRUPT, f"the object is {given}, not {expected}")
             if answer.content_bytes not in (None, end - start):
@@ -298,7 +311,7 @@ def _cut(parts: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
     return cut
 
 
-def _code_of(answer: Answer) -> tuple[str, str]:
+def _said(answer: Answer) -> tuple[str, str]:
     """Code and message of an error answer; reads a short body to its end."""
     text = answer.text()
     code, message = _CODE.search(text), _MESSAGE.search(text)
@@ -307,7 +320,7 @@ def _code_of(answer: Answer) -> tuple[str, str]:
 
 def _expect(answer: Answer, status: int) -> None:
     if answer.status != status:
-        raise _refusal(answer, _code_of(answer))
+        raise _refusal(answer, _said(answer))
     if status == 200:
         answer.text()
 
