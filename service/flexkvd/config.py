@@ -123,7 +123,30 @@ class S3Table:
         choices=("auto", "always", "never"),
     )
     ca_bundle: str = key(Kind.TEXT, "File of certificates to trust instead of the system's; empty: the system's.", "")
+    sse: Literal["", "AES256", "aws:kms"] = key(
+        Kind.TEXT,
+        "What the server encrypts objects with; empty: the bucket's own default.",
+        "",
+        choices=("", "AES256", "aws:kms"),
+    )
+    sse_kms_key_id: str = key(Kind.TEXT, "Key of the server's key service, with sse = 'aws:kms'; empty: its own.", "")
+    part_bytes: int = key(
+        Kind.SIZE, "Blocks above this go up in parts of this size, side by side.", 64 * MIB, low=5 * MIB, high=4 * GIB
+    )
     bytes: int = key(Kind.SIZE, "Room the objects may take; 0: no limit.", 0, high=1 << 60)
+    pack_bytes: int = key(
+        Kind.SIZE,
+        "Small blocks written together become one object of about this size; 0: never.",
+        8 * MIB,
+        high=64 * MIB,
+    )
+    refresh_s: float = key(
+        Kind.NUMBER, "How often to list what other daemons have written and deleted; 0: never.", 30.0, high=DAY_S
+    )
+    ttl_s: float = key(Kind.NUMBER, "Objects older than this are deleted; 0: none is.", 0.0, high=3650 * DAY_S)
+    owner: bool = key(
+        Kind.SWITCH, "Delete what bytes, ttl_s and eviction say; without it, this daemon only forgets it.", True
+    )
     processes: int = key(Kind.COUNT, "Child processes that move the bytes.", 1, low=1, high=16)
     threads: int = key(Kind.COUNT, "Connections of each child.", 4, low=1, high=64)
     reads_in_flight_max: int = key(Kind.COUNT, "Objects read at the same time.", 16, low=1, high=1024)

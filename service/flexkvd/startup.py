@@ -11,12 +11,13 @@ import gc
 import logging
 import threading
 
-from flexkv_py.core.messages import BlocksFound, RecoveryFinished, Tier
+from flexkv_py.core.messages import RecoveryFinished, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.base import TierStore
 from flexkv_tiers.memory import Arena
 from flexkvd.engine import Engine
 from flexkvd.readiness import Readiness
+from flexkvd.store_events import found_event
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ async def recover(tier: Tier, store: TierStore, engine: Engine, readiness: Readi
     readiness.begin(name, lambda: f"{count} blocks found so far")
     async for batch in store.found():
         count += len(batch.blocks)
-        engine.post(BlocksFound(tier, batch.namespace, batch.shard, batch.record_bytes, batch.blocks, engine.now_ns()))
+        engine.post(found_event(tier, batch, engine.now_ns()))
     engine.post(RecoveryFinished(tier, engine.now_ns()))
     log.info("%s: %d blocks of the last life found", name, count)
     readiness.end(name)

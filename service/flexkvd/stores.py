@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flexkv_py.core.messages import Tier
-from flexkv_tiers.base import TierStore
+from flexkv_tiers.base import StoreListener, TierStore
+from flexkv_tiers.codec.pool import TierCodec
 from flexkv_tiers.memory import Arena
+from flexkvd.codecs import Codecs
 from flexkvd.config import Config, S3Table, SsdTable
 from flexkvd.executor import TierLimits
 
@@ -26,13 +28,13 @@ SIGN_PAYLOAD = {"auto": None, "always": True, "never": False}
 Stores = dict[Tier, tuple[TierStore, TierLimits]]
 
 
-def make_stores(config: Config, arena: Arena, tier_changed: Callable[[Tier, bool, str], None]) -> Stores:
-    """Stores of the tiers that are configured, not started. `tier_changed` hears of S3 going and coming."""
+def make_stores(config: Config, arena: Arena, codecs: Codecs, listener_for: Callable[[Tier], StoreListener]) -> Stores:
+    """Stores of the tiers that are configured, not started; each tells its own listener what it finds out."""
     stores: Stores = {}
     if config.ssd is not None:
         stores[Tier.SSD] = _ssd(config.ssd, arena)
     if config.s3 is not None:
-        stores[Tier.S3] = _s3(config.s3, arena, lambda up, why: tier_changed(Tier.S3, up, why))
+        stores[Tier.S3] = _s3(config.s3, arena, codecs.of(Tier.S3), listener_for(Tier.S3))
     return stores
 
 
@@ -43,11 +45,11 @@ def _ssd(table: SsdTable, arena: Arena) -> tuple[TierStore, TierLimits]:
     return store, TierLimits(table.reads_in_flight_max, table.writes_in_flight_max, table.transfer_s_max)
 
 
-def _s3(table: S3Table, arena: Arena, listener: Callable[[bool, str], None]) -> tuple[TierStore, TierLimits]:
+def _s3(table: S3Table, arena: Arena, codec: TierCodec | None, listener: StoreListener) -> tuple[TierStore, TierLimits]:
     from flexkv_tiers.s3 import S3Store  # noqa: PLC0415 - only a daemon with an object tier needs it
 
     transfer_s_max = table.operation_timeout_s + table.connect_timeout_s + table.read_timeout_s + BACKSTOP_S
-    return S3Store(s3_config(table), arena, listener), TierLimits(
+    return S3Store(s3_config(table), arena, listener, codec), TierLimits(
         table.reads_in_flight_max, table.writes_in_flight_max, transfer_s_max
     )
 
@@ -64,10 +66,18 @@ def s3_config(table: S3Table) -> S3Config:
         addressing_style=table.addressing_style,
         sign_payload=SIGN_PAYLOAD[table.sign_payload],
         ca_bundle=table.ca_bundle,
+        sse=table.sse,
+        sse_kms_key_id=table.sse_kms_key_id,
+        part_bytes=table.part_bytes,
         processes=table.processes,
         threads=table.threads,
         connect_timeout_s=table.connect_timeout_s,
         read_timeout_s=table.read_timeout_s,
         operation_timeout_s=table.operation_timeout_s,
         retry_count_max=table.retry_count_max,
+        bytes=table.bytes,
+        pack_bytes=table.pack_bytes,
+        refresh_s=table.refresh_s,
+        ttl_s=table.ttl_s,
+        owner=table.owner,
     )

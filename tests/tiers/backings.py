@@ -13,7 +13,7 @@ from flexkv_tiers.base import TierStore
 from flexkv_tiers.fake import FakeRecords, FakeStore, FaultPlan, Operation
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import SsdStore
-from tests.tiers.s3_backing import S3Backing
+from tests.tiers.s3_backing import AloneS3Backing, CompressedS3Backing, S3Backing
 
 CAPACITY_BYTES = 4 << 20
 
@@ -102,6 +102,8 @@ class BufferedSsdBacking(SsdBacking):
 BACKINGS: dict[str, Callable[[Path, Arena], Backing]] = {
     "fake": FakeBacking,
     "s3": S3Backing,
+    "s3-alone": AloneS3Backing,
+    "s3-compressed": CompressedS3Backing,
     "slow": SlowBacking,
     "ssd": SsdBacking,
     "ssd-buffered": BufferedSsdBacking,

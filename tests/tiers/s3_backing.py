@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from flexkv_tiers.base import TierStore
+from flexkv_py.core.messages import LostRecord
+from flexkv_tiers.base import FoundBatch, TierStore
+from flexkv_tiers.codec.choice import CodecChooser
+from flexkv_tiers.codec.pool import CodecPool, TierCodec
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3 import S3Config, S3Store
 from flexkvd.cli.s3server import S3Server
@@ -41,17 +45,42 @@ def impatient(prefix: str) -> S3Config:
     return replace(patient(prefix), connect_timeout_s=0.5, read_timeout_s=0.5, operation_timeout_s=2.0)
 
 
+class Heard:
+    """A `StoreListener` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.changes: list[bool] = []
+        self.gone: list[LostRecord] = []
+        self.news: list[FoundBatch] = []
+
+    def changed(self, up: bool, reason: str) -> None:
+        self.changes.append(up)
+
+    def lost(self, records: Sequence[LostRecord], reason: str) -> None:
+        self.gone += records
+
+    def appeared(self, batch: FoundBatch) -> None:
+        self.news.append(batch)
+
+
 class S3Backing:
-    """A prefix of the shared server's bucket."""
+    """A prefix of the shared server's bucket; blocks that are written together share an object."""
 
     capacity_bytes: int | None = None
+    pack_bytes = 8 << 20
+    codec = ""
 
     def __init__(self, directory: Path, arena: Arena) -> None:
-        self._config = patient(directory.name)
+        self._config = replace(patient(directory.name), pack_bytes=self.pack_bytes)
         self._arena = arena
+        self._pools: list[CodecPool] = []
 
     def store(self) -> TierStore:
-        return S3Store(self._config, self._arena)
+        if not self.codec:
+            return S3Store(self._config, self._arena)
+        store = CompressingStore(self._config, self._arena, self.codec)
+        self._pools.append(store.pool)
+        return store
 
     @contextmanager
     def failing_writes(self) -> Iterator[None]:
@@ -63,4 +92,34 @@ class S3Backing:
             shared_server().start()
 
     def close(self) -> None:
+        for pool in self._pools:  # also of a store that was never started
+            asyncio.run(pool.close())
         gc.collect()  # boto3's failed attempts on a server that is starting leave sockets in cycles
+
+
+class CompressingStore(S3Store):
+    """A store with a pool of its own, which lives as long as it does."""
+
+    def __init__(self, config: S3Config, arena: Arena, codec: str) -> None:
+        self.pool = CodecPool(arena, processes=1, scratch_bytes=arena.segment_bytes, timeout_s=30)
+        super().__init__(config, arena, codec=TierCodec(self.pool, CodecChooser(codec)))
+
+    async def start(self) -> None:
+        await self.pool.start()
+        await super().start()
+
+    async def close(self) -> None:
+        await super().close()
+        await self.pool.close()
+
+
+class CompressedS3Backing(S3Backing):
+    """The same with every block compressed."""
+
+    codec = "zstd"
+
+
+class AloneS3Backing(S3Backing):
+    """The same with an object for every block."""
+
+    pack_bytes = 0

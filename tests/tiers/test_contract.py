@@ -8,8 +8,10 @@ from tests.leaks import open_files, threads
 from tests.tiers.backings import BACKINGS
 from tests.tiers.contract import TierContract
 
+MARKS = {"s3-alone": pytest.mark.full}  # as "s3", where what is written one after the other is alone as well
 
-@pytest.fixture(params=sorted(BACKINGS))
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in sorted(BACKINGS)])
 def backing(request, tmp_path, frames):
     """A store's backing; when the test is over, no thread and no descriptor of it is left."""
     older = threads(), open_files()

@@ -19,7 +19,7 @@ from flexkv_tiers.s3 import S3Config, S3Store
 from flexkv_tiers.s3.names import object_name
 from flexkvd.cli.s3server import S3Server
 from tests.tiers.contract import SMALL, Frames, assert_readable, block, content, drain, fault_of_read
-from tests.tiers.s3_backing import impatient, patient, shared_server
+from tests.tiers.s3_backing import Heard, impatient, patient, shared_server
 
 KIB = 1024
 LARGE = (2048 * KIB,) * 8
@@ -198,8 +198,8 @@ def test_a_bucket_that_cannot_be_used_is_a_coded_error(frames, config, monkeypat
 
 def test_a_store_whose_start_failed_recovers_by_itself(frames, config):
     """S3 is away at start: moves are DOWN at once; when it comes up, so does the tier, listing included."""
-    server, heard = shared_server(), []
-    store = S3Store(config, frames.arena, lambda up, _why: heard.append(up))
+    server, heard = shared_server(), Heard()
+    store = S3Store(config, frames.arena, heard)
 
     async def life():
         server.kill()
@@ -214,7 +214,7 @@ def test_a_store_whose_start_failed_recovers_by_itself(frames, config):
         assert await asyncio.wait_for(listing, 10.0) is None  # an empty prefix, listed to its end
         await store.write(block(1), frames.fill(block(1), SMALL))
         await assert_readable(store, frames, block(1), 0)
-        assert heard == [False, True]
+        assert heard.changes == [False, True]
         await store.close()
 
     try:
@@ -247,8 +247,8 @@ def test_bad_settings_are_named(field):
 
 def test_a_killed_server_is_down_and_comes_back(frames, config):
     """Kill -9 of the server: moves fault within their deadline, the breaker opens, a probe closes it."""
-    server, heard = shared_server(), []
-    store = S3Store(config, frames.arena, lambda up, _why: heard.append(up))
+    server, heard = shared_server(), Heard()
+    store = S3Store(config, frames.arena, heard)
 
     async def scene():
         await store.write(block(1), frames.fill(block(1), SMALL))
@@ -264,7 +264,7 @@ def test_a_killed_server_is_down_and_comes_back(frames, config):
             server.start()
         await until_up(store, frames, block(1))
         assert store.status()["up"]
-        assert heard == [False, True]
+        assert heard.changes == [False, True]
 
     run(store, scene)
 
@@ -300,7 +300,7 @@ def test_a_read_goes_on_where_an_outage_cut_it(frames, config):
             landed.append(chunk)
             if chunk == 0:
                 server.suspend()
-                asyncio.get_running_loop().call_later(0.8, server.resume)
+                asyncio.get_running_loop().call_later(1.5, server.resume)  # a wait may take the timeout twice
                 frames.arena.view(target[0].frame, 1)[:] = b"!"  # whoever writes to it again shows
         assert landed == list(range(8))
         assert store.status()["retries"] >= 1
@@ -365,12 +365,14 @@ def test_the_test_server_removes_its_own_sockets_only(tmp_path):
 
 def test_a_listing_ignores_what_is_not_ours(frames, config, bucket):
     """Foreign names and impossible sizes in the prefix are counted and skipped; the rest comes with parents."""
-    store = S3Store(config, frames.arena)
+    first, store = S3Store(config, frames.arena), S3Store(config, frames.arena)
     ours = [block(1), block(2), block(3, shard=5)]
 
-    async def scene():
+    async def earlier():
         for name in ours:
-            await store.write(name, frames.fill(name, SMALL))
+            await first.write(name, frames.fill(name, SMALL))
+
+    async def scene():
         right = object_name(config.prefix, block(9))
         for foreign in (
             "readme.txt",
@@ -390,6 +392,7 @@ def test_a_listing_ignores_what_is_not_ours(frames, config, bucket):
         status = store.status()
         assert (status["listed_blocks"], status["listed_foreign"], status["listed_damaged"]) == (3, 4, 1)
 
+    run(first, earlier)
     run(store, scene)
 
 

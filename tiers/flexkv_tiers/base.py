@@ -38,6 +38,7 @@ class FoundBatch:
     namespace: NamespaceDigest
     shard: int
     record_bytes: int
+    """Of each as it is stored: less than its block has in memory if it is compressed."""
     blocks: list[FoundBlock]
     chunk_bytes: tuple[int, ...] = ()
     """Length of each chunk, where the tier knows it (SSD headers tell, a listing by names does not)."""

@@ -18,6 +18,10 @@ class Trouble(StrEnum):
     CORRUPT = "corrupt"
     FULL = "full"
     DENIED = "denied"
+    EXPIRED = "expired"
+    SKEWED = "skewed"
+    REGION = "region"
+    CERTIFICATE = "certificate"
     BUCKET_MISSING = "bucket_missing"
     UNREACHABLE = "unreachable"
     THROTTLED = "throttled"
@@ -36,15 +40,69 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Store a record: this header, then these chunks."""
+    """Store a record: this header, then these chunks. One that is there already may stay.
+
+    Without either: an empty object whose name says all.
+    """
 
     name: str
     header: bytes
     spans: list[Span]
 
 
+class BeginUpload(msgspec.Struct, frozen=True, tag=True):
+    """Begin an upload in parts."""
+
+    name: str
+
+
+class PutPart(msgspec.Struct, frozen=True, tag=True):
+    """Store the bytes from `start` to `end` of a record as a part (counted from 1) of a begun upload."""
+
+    name: str
+    upload: str
+    part: int
+    header: bytes
+    spans: list[Span]
+    start: int
+    end: int
+
+
+class EndUpload(msgspec.Struct, frozen=True, tag=True):
+    """Make an object of these parts; without any: give the upload up."""
+
+    name: str
+    upload: str
+    etags: list[str]
+
+
+class Sweep(msgspec.Struct, frozen=True, tag=True):
+    """Give up uploads of our prefix that somebody began more than `age_s` ago and never ended."""
+
+    age_s: float
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One record of a pack: its header, and its chunks."""
+
+    header: bytes
+    spans: list[Span]
+
+
+class PutPack(msgspec.Struct, frozen=True, tag=True):
+    """Store records as one object: this index, then each record as it would stand alone."""
+
+    name: str
+    index: bytes
+    parts: list[Part]
+
+
 class Get(msgspec.Struct, frozen=True, tag=True):
-    """Read chunks `chunk_first` and later of a block's record into their frames; `spans` lists all chunks."""
+    """Read chunks `chunk_first` and later of a block's record into their frames; `spans` lists all chunks.
+
+    A record of `record_bytes` in a pack lies at `offset` of an object of `object_bytes`; 0 and 0: the
+    record is the object.
+    """
 
     name: str
     namespace: bytes
@@ -53,6 +111,17 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     parent: bytes
     spans: list[Span]
     chunk_first: int
+    offset: int = 0
+    object_bytes: int = 0
+    record_bytes: int = 0
+
+
+class GetIndex(msgspec.Struct, frozen=True, tag=True):
+    """Read the first `index_bytes` of an object of `object_bytes`."""
+
+    name: str
+    index_bytes: int
+    object_bytes: int
 
 
 class Delete(msgspec.Struct, frozen=True, tag=True):
@@ -62,13 +131,18 @@ class Delete(msgspec.Struct, frozen=True, tag=True):
 
 
 class ListPage(msgspec.Struct, frozen=True, tag=True):
-    """List the page that starts at `token`; empty: the first."""
+    """List the page of names that begin with `start` and follow `after` (empty: from the first).
 
-    token: str
+    Objects last written before `expires_s` (seconds since 1970; 0: none) are listed as expired only.
+    """
+
+    start: str
+    after: str
+    expires_s: float = 0.0
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Is the bucket there, and may we use it?"""
+    """Is the bucket there, and may we list it?"""
 
 
 class Landed(msgspec.Struct, frozen=True, tag=True):
@@ -76,6 +150,30 @@ class Landed(msgspec.Struct, frozen=True, tag=True):
 
     chunk: int
     checksum: bytes
+
+
+class Stored(msgspec.Struct, frozen=True, tag=True):
+    """The object is there; `present`: it was before, and its bytes were not sent."""
+
+    present: bool
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """An upload in parts can go on under this id."""
+
+    upload: str
+
+
+class PartStored(msgspec.Struct, frozen=True, tag=True):
+    """A part is there; its tag is what `EndUpload` names it by."""
+
+    etag: str
+
+
+class Swept(msgspec.Struct, frozen=True, tag=True):
+    """How many uploads were given up."""
+
+    count: int
 
 
 class ListedGroup(msgspec.Struct, frozen=True):
@@ -88,13 +186,31 @@ class ListedGroup(msgspec.Struct, frozen=True):
     parents: bytes
 
 
+class ListedPack(msgspec.Struct, frozen=True, array_like=True):
+    """A pack, or the marks of one: name and size."""
+
+    name: str
+    object_bytes: int
+
+
 class Page(msgspec.Struct, frozen=True, tag=True):
-    """One page of a listing. `foreign` objects are not ours, `damaged` ones cannot be a record."""
+    """One page of a listing. `foreign` objects are not ours, `damaged` ones cannot be a record.
+
+    The next page follows `after_next`; empty: this was the last.
+    """
 
     groups: list[ListedGroup]
+    packs: list[ListedPack]
+    expired: list[str]
     foreign: int
     damaged: int
-    token_next: str
+    after_next: str
+
+
+class Index(msgspec.Struct, frozen=True, tag=True):
+    """The index of a pack, unchecked."""
+
+    raw: bytes
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -104,5 +220,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-Request = Put | Get | Delete | ListPage | Check
-Reply = Landed | Page | Failed
+Request = Put | PutPack | BeginUpload | PutPart | EndUpload | Sweep | Get | GetIndex | Delete | ListPage | Check
+Reply = Stored | Begun | PartStored | Swept | Landed | Page | Index | Failed

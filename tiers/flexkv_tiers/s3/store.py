@@ -1,69 +1,42 @@
-"""The S3 tier as the daemon sees it: deadlines, retries, the breaker and its probes, batched deletes.
+"""The S3 tier as the daemon sees it: writes, reads and drops of records, alone in an object or in a pack.
 
-Owns no bytes: byte workers move them between the arena and the bucket, and this module only decides
-which to ask, how often, and what their answers mean. Called by the daemon's executor.
+Owns which object a record lies in, and for how long it is kept there; `bucket` asks for it, `packing`
+collects small records, `catalogue` knows what there is and `listing` finds out. Called by the daemon's
+executor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
 
-import msgspec
-
-from flexkv_py.core.messages import BlockName, Fault, FoundBlock, Tier
-from flexkv_py.keys import KEY_BYTES, KeyRun, NamespaceDigest
-from flexkv_tiers.base import FoundBatch, FrameSpan, TierFault
-from flexkv_tiers.byteworkers import ByteWorker
-from flexkv_tiers.codec import pack_header
+from flexkv_py.core.messages import BlockName, Fault, Tier
+from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
+from flexkv_tiers.codec import HEADER_BYTES, NO_SALT, pack_header
+from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
 from flexkv_tiers.memory import Arena
+from flexkv_tiers.s3.bucket import Bucket
+from flexkv_tiers.s3.catalogue import SINGLE, Catalogue, records_of
 from flexkv_tiers.s3.config import S3Config
-from flexkv_tiers.s3.deletes import DeleteBatches
-from flexkv_tiers.s3.faults import explained, start_error, tier_fault
-from flexkv_tiers.s3.health import Health
-from flexkv_tiers.s3.messages import (
-    Check,
-    Delete,
-    Failed,
-    Get,
-    Landed,
-    ListedGroup,
-    ListPage,
-    Page,
-    Put,
-    Reply,
-    Request,
-    Span,
-    Trouble,
-)
-from flexkv_tiers.s3.names import object_name
+from flexkv_tiers.s3.drops import PackDrops
+from flexkv_tiers.s3.listing import PAGES_PER_ROUND_MAX, Listing
+from flexkv_tiers.s3.messages import Get, Landed, Part, Put, PutPack, Span
+from flexkv_tiers.s3.names import PackName, object_name, pack_name
+from flexkv_tiers.s3.packing import RECORD_BYTES_MAX, Directory, Packer, Record
+from flexkv_tiers.s3.packs import Pack, pack_index
 
-_LET_GO_S = 2.0
-"""What a byte worker gets beyond boto3's own timeouts to let go of a stopped call's frames."""
-
-LISTING_PAUSE_S = 2.0
-"""Between tries at a page of the listing while the bucket fails it."""
-
-_COUNTED = (
-    "bytes_written",
-    "bytes_read",
-    "retries",
-    "delete_requests",
-    "listed_blocks",
-    "listed_foreign",
-    "listed_damaged",
-    *(f"failed_{trouble.value}" for trouble in Trouble),
-)
-
-TierListener = Callable[[bool, str], None]
-"""Told when the tier goes down or comes back, and why."""
+_COUNTED = ("bytes_written", "bytes_read", "packs_written", "blocks_packed", "packs_let_go")
+PHYSICAL_SHARE_MAX = 1.25
+"""All objects together may take so much of `bytes`: dropped records lie in packs until the pack goes."""
 
 
 class S3Store:
-    """Whole records in one bucket, one object each; see `TierStore`.
+    """Whole records in one bucket; see `TierStore`.
 
     `start` raises when the bucket cannot be used, but leaves a store that works: a daemon that can live
     without S3 keeps it, its moves fail with DOWN, and a probe brings it back by itself.
@@ -73,73 +46,99 @@ class S3Store:
 
     tier = Tier.S3
 
-    def __init__(self, config: S3Config, arena: Arena, listener: TierListener | None = None) -> None:
+    def __init__(
+        self, config: S3Config, arena: Arena, listener: StoreListener | None = None, codec: TierCodec | None = None
+    ) -> None:
         self._config = config
         self._arena = arena
+        self._codec = codec
+        self._bucket = Bucket(config, arena, listener, codec.pool.segment_fds if codec else arena.segment_fds)
+        self._catalogue = Catalogue()
+        self._listing = Listing(config, self._bucket, self._catalogue, listener)
         self._listener = listener
-        self._health = Health(config.retry_count_max)
-        self._workers = [
-            ByteWorker(
-                "flexkv_tiers.s3.objects",
-                msgspec.msgpack.encode(config),
-                segment_fds=arena.segment_fds,
-                segment_bytes=arena.segment_bytes,
-                threads=config.threads,
-                let_go_s=config.connect_timeout_s + config.read_timeout_s + _LET_GO_S,
-            )
-            for _ in range(config.processes)
-        ]
-        self._decoder = msgspec.msgpack.Decoder(Reply)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
-        self._prober: asyncio.Task[None] | None = None  # runs while the breaker is open
-        self._came_back = asyncio.Event()  # set while the breaker is closed
-        self._came_back.set()
-        self._deletes = DeleteBatches(self._delete)
-        self._closed = False
+        self._packer = Packer(self._upload, config.pack_bytes, config.processes * config.threads)
+        self._drops = PackDrops(self._bucket, config.prefix, self._catalogue.packs)
+        self._doubtful: dict[PackName, None] = {}  # their uploads failed, and they may be there all the same
+        self._background: set[asyncio.Task[None]] = set()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
 
     async def start(self) -> None:
-        for worker in self._workers:
-            await worker.start()
-        failure = await self._check()
-        if failure is not None:
-            self._health.open(explained(failure))
-            self._go_down()
-            raise start_error(failure, self._config.place)
+        await self._bucket.start()
 
     async def close(self) -> None:
-        self._closed = True
-        self._came_back.set()  # a listing that waits out an outage ends too
-        prober = self._prober
-        if prober is not None:
-            prober.cancel()
-        for worker in self._workers:
-            await worker.close()
-        if prober is not None:
-            await asyncio.wait([prober])
-        await self._deletes.settled()
+        for task in self._background:
+            task.cancel()
+        await self._bucket.close()
+        await self._packer.settled()
+        await self._drops.settled()
+        if self._background:
+            await asyncio.wait(self._background)
+
+    # ------------------------------------------------------------------ moves
 
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
-        checksums = [self._arena.checksum(chunk.frame) for chunk in chunks]
-        header = pack_header(block, [chunk.length for chunk in chunks], checksums)
-        request = Put(object_name(self._config.prefix, block), header, _spans(chunks))
-        await self._ask(lambda: request)
-        self._counts["bytes_written"] += len(header) + sum(chunk.length for chunk in chunks)
-        return 0
+        if self._codec is None:
+            return await self._write(block, chunks, ChunksToWrite.plain(chunks))
+        async with self._codec.encoded(block.namespace, chunks) as encoded:
+            return await self._write(block, chunks, encoded)
 
-    async def read(
-        self,
-        block: BlockName,
-        location: int,  # noqa: ARG002 - the object's name is its location
-        chunks: Sequence[FrameSpan],
-    ) -> AsyncGenerator[int, None]:
-        name, spans, landed = object_name(self._config.prefix, block), _spans(chunks), 0
+    async def _write(self, block: BlockName, chunks: Sequence[FrameSpan], encoded: ChunksToWrite) -> int:
+        lengths, checksums = zip(*((chunk.length, self._arena.checksum(chunk.frame)) for chunk in chunks), strict=True)
+        header = pack_header(block, lengths, checksums, NO_SALT, encoded.stored)
+        spans = [Span(span.frame, span.length) for span in encoded.spans]
+        record = Record(block, header, spans, HEADER_BYTES + encoded.total_bytes)
+        if not self._config.pack_bytes or record.length >= RECORD_BYTES_MAX:
+            [location] = await self._upload([record])
+            return location
+        try:
+            return await self._packer.write(record)
+        except asyncio.CancelledError:
+            if record.location.done() and record.location.exception() is None:
+                self._spawn(self._drop_unwanted(block, record.location.result()))
+            raise
+
+    async def _upload(self, records: Sequence[Record]) -> list[int]:
+        """Store records of one directory as one object."""
+        if len(records) == 1:
+            [record] = records
+            request = Put(object_name(self._config.prefix, record.block), record.header, record.spans)
+            await self._bucket.ask(lambda: request)
+            self._catalogue.add_single(record.block, record.length)
+            locations = [SINGLE]
+        else:
+            pack = await self._upload_pack(records)
+            self._counts["packs_written"] += 1
+            self._counts["blocks_packed"] += len(records)
+            locations = [pack.location(each) for each in pack.records()]
+        self._counts["bytes_written"] += sum(record.length for record in records)
+        self._bound_physical()
+        return locations
+
+    async def _upload_pack(self, records: Sequence[Record]) -> Pack:
+        namespace, shard = records[0].directory
+        name = PackName(namespace, shard, time.time_ns() // 1_000_000, random.getrandbits(64), len(records))
+        index = pack_index(name, [record.block for record in records], [record.length for record in records])
+        parts = [Part(record.header, record.spans) for record in records]
+        request = PutPack(pack_name(self._config.prefix, name), index, parts)
+        self._listing.ours.add(name)
+        try:
+            await self._bucket.ask(lambda: request)
+        except BaseException:
+            self._doubtful[name] = None  # nothing of it may be served: it goes as soon as the bucket takes a delete
+            self._spawn(self._delete_doubtful(records[0].directory))
+            raise
+        self._listing.ours.discard(name)
+        return self._catalogue.packs.add(name, index)
+
+    async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncGenerator[int, None]:
+        spans, landed = [Span(chunk.frame, chunk.length) for chunk in chunks], 0
+        name, *place = self._place_of(block, location)
 
         def rest() -> Get:  # a retry goes on where the attempt before ended: landed chunks are already in use
-            return Get(name, block.namespace, block.shard, block.key, block.parent, spans, landed)
+            whose = (block.namespace, block.shard, block.key, block.parent)
+            return Get(name, *whose, spans, landed, *place)
 
-        async with aclosing(self._replies(rest)) as replies:
+        async with aclosing(self._bucket.replies(rest)) as replies:
             async for reply in replies:
                 assert isinstance(reply, Landed)
                 assert reply.chunk == landed
@@ -149,148 +148,131 @@ class S3Store:
                 landed += 1
                 yield reply.chunk
 
-    async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - as above
-        await self._deletes.delete(object_name(self._config.prefix, block))
+    def _place_of(self, block: BlockName, location: int) -> tuple[str, int, int, int]:
+        """Object, offset in it, its size and the record's (0: as long as the object turns out). Raises TierFault."""
+        if location == SINGLE:
+            return object_name(self._config.prefix, block), 0, 0, 0
+        found = self._catalogue.packs.at(location)
+        at = None if found is None else found[0].place_of(block, found[1])
+        if self._bucket.closed or found is None or at is None:
+            fault = Fault.DOWN if self._bucket.closed else Fault.MISSING
+            raise TierFault(fault, "no pack holds this record any more")
+        pack, offset = found
+        return pack_name(self._config.prefix, pack.name), offset, pack.object_bytes, pack.record(at).length
+
+    async def drop(self, block: BlockName, location: int) -> None:
+        if location == SINGLE:
+            await self._drop_single(block)
+            return
+        found = self._catalogue.packs.at(location)
+        if found is None:
+            return
+        pack, offset = found
+        place = pack.place_of(block, offset)
+        if place is not None:
+            pack.drop(1 << place)
+        if self._config.owner:
+            await self._drops.settle(pack)
+
+    async def _drop_single(self, block: BlockName) -> None:
+        """Also what a write left in doubt is asked to go by this."""
+        await self._delete_doubtful((block.namespace, block.shard))
+        if not self._config.owner:
+            return  # the catalogue still knows it, so it is no news when the listing meets it
+        self._catalogue.begin_delete(block)
+        try:
+            await self._bucket.delete(object_name(self._config.prefix, block))
+        finally:
+            self._catalogue.end_delete(block)
+
+    async def _delete_doubtful(self, directory: Directory) -> None:
+        for name in [name for name in self._doubtful if (name.namespace, name.shard) == directory]:
+            await self._bucket.delete(pack_name(self._config.prefix, name))
+            self._doubtful.pop(name, None)
+            self._listing.ours.discard(name)
+
+    async def _drop_unwanted(self, block: BlockName, location: int) -> None:
+        """A record that landed after its writer had given up."""
+        await self.drop(block, location)
+
+    # ---------------------------------------------------------------- listing
 
     async def found(self) -> AsyncGenerator[FoundBatch, None]:
         """What the bucket holds, page by page. Waits an outage out: a listing half done is of no use."""
-        request = ListPage("")
+        async with aclosing(self._listing.sweep()) as batches:
+            async for batch in batches:
+                yield batch
+        if self._config.refresh_s:
+            self._spawn(self._refresh())
+
+    async def _refresh(self) -> None:
+        """Look again and again for what others have written and deleted."""
         while True:
-            page = await self._page(request)
-            self._counts["listed_foreign"] += page.foreign
-            self._counts["listed_damaged"] += page.damaged
-            for group in page.groups:
-                self._counts["listed_blocks"] += len(group.keys) // KEY_BYTES
-                yield _found_batch(group)
-            if not page.token_next:
+            await asyncio.sleep(self._config.refresh_s)
+            self._settle_again()
+            for directory in {(name.namespace, name.shard): None for name in self._doubtful}:
+                with suppress(TierFault):
+                    await self._delete_doubtful(directory)
+            async with aclosing(self._listing.sweep(PAGES_PER_ROUND_MAX)) as batches:
+                async for batch in batches:
+                    if self._listener is not None:
+                        self._listener.appeared(batch)
+            self._bound_physical()
+
+    def _settle_again(self) -> None:
+        """Drops that nobody waits for, and that the bucket did not take when they were due."""
+        for pack in self._catalogue.packs:
+            if self._config.owner and pack.dropped & ~pack.marked:
+                self._spawn(self._drops.settle(pack))
+
+    def _bound_physical(self) -> None:
+        """Let go of the packs that hold the least, until all objects together take no more than they may."""
+        allowed = int(self._config.bytes * PHYSICAL_SHARE_MAX)
+        if not allowed or not self._config.owner or self._catalogue.object_bytes <= allowed:
+            return
+        excess = self._catalogue.object_bytes - allowed
+        for pack in sorted(self._catalogue.packs, key=lambda pack: pack.live_bytes / pack.object_bytes):
+            if excess <= 0:
                 return
-            request = ListPage(page.token_next)
+            if pack.dropped == (1 << pack.name.count) - 1:
+                excess -= pack.object_bytes  # on its way out already
+                continue
+            lost = records_of(pack)
+            pack.drop((1 << pack.name.count) - 1)
+            self._listing.tell_lost(lost, "its pack was let go of: most of what lay there had been dropped")
+            self._counts["packs_let_go"] += 1
+            excess -= pack.object_bytes
+            self._spawn(self._drops.settle(pack))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run beside everything else until the store is closed; its faults are met again by whoever comes next."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, TierFault):
+            asyncio.get_running_loop().call_exception_handler({"message": "the S3 store", "exception": error})
+
+    # ------------------------------------------------------------------ facts
 
     @property
     def damaged_at_start(self) -> int:
-        return self._counts["listed_damaged"]
+        return self._listing.damaged_at_start
 
     def status(self) -> dict[str, object]:
         return {
             "bucket": self._config.bucket,
             "prefix": self._config.prefix,
             "endpoint_url": self._config.endpoint_url,
-            "up": self._health.up,
-            "down_because": self._health.down_because,
-            "processes": [worker.pid for worker in self._workers],
-            "process_deaths": sum(worker.deaths for worker in self._workers),
-            "moves_running": sum(worker.running for worker in self._workers),
+            "owner": self._config.owner,
+            **self._bucket.status(),
+            "objects": self._catalogue.single_count + len(self._catalogue.packs),
+            "packs": len(self._catalogue.packs),
+            "bytes": self._catalogue.object_bytes,
+            "live_bytes": self._catalogue.single_bytes + sum(pack.live_bytes for pack in self._catalogue.packs),
             **self._counts,
+            **self._listing.counts,
+            "codec": self._codec.status() if self._codec else "none",
         }
-
-    # ------------------------------------------------------------- attempts
-
-    async def _delete(self, names: list[str]) -> None:
-        self._counts["delete_requests"] += 1
-        request = Delete(names)
-        await self._ask(lambda: request)
-
-    async def _page(self, request: ListPage) -> Page:
-        """One page of the listing, whenever the bucket is ready to give it."""
-        while True:
-            await self._came_back.wait()
-            try:
-                page = await self._ask(lambda: request)
-            except TierFault:
-                if self._closed:
-                    raise
-                await asyncio.sleep(LISTING_PAUSE_S)
-            else:
-                assert isinstance(page, Page)
-                return page
-
-    async def _ask(self, request: Callable[[], Request]) -> Reply | None:
-        """One operation that has at most one reply."""
-        last: Reply | None = None
-        async with aclosing(self._replies(request)) as replies:
-            async for reply in replies:
-                assert last is None
-                last = reply
-        return last
-
-    async def _replies(self, request: Callable[[], Request]) -> AsyncGenerator[Reply, None]:
-        """The good replies of one operation, over as many attempts as deadline, budget and breaker allow."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.operation_timeout_s
-        retries = 0
-        while True:
-            if not self._health.up:
-                raise TierFault(Fault.DOWN, f"{self._config.place} is down since: {self._health.down_because}")
-            failure: Failed | None = None
-            async with aclosing(self._attempt(request(), deadline - loop.time())) as replies:
-                async for reply in replies:
-                    if isinstance(reply, Failed):
-                        failure = reply
-                    else:
-                        yield reply
-            if failure is None:
-                self._health.succeeded()
-                return
-            self._note(failure)
-            delay = self._health.retry_delay_s(failure.trouble, retries, deadline - loop.time(), self._chance.random())
-            if delay is None:
-                raise tier_fault(failure)
-            retries += 1
-            self._counts["retries"] += 1
-            await asyncio.sleep(delay)
-
-    async def _attempt(self, request: Request, timeout_s: float) -> AsyncGenerator[Reply, None]:
-        """One attempt in the least busy byte worker; the last reply may be `Failed`."""
-        worker = min(self._workers, key=lambda each: each.running)
-        async with aclosing(worker.call(self._encoder.encode(request), timeout_s=timeout_s)) as replies:
-            async for raw in replies:
-                yield self._decoder.decode(raw)
-
-    def _note(self, failure: Failed) -> None:
-        self._counts[f"failed_{failure.trouble.value}"] += 1
-        self._health.failed(failure.trouble, explained(failure))
-        if not self._health.up:
-            self._go_down()
-
-    # --------------------------------------------------------- breaker open
-
-    def _go_down(self) -> None:
-        if self._prober is not None or self._closed:
-            return
-        self._came_back.clear()
-        self._prober = asyncio.create_task(self._probe())
-        if self._listener is not None:
-            self._listener(False, self._health.down_because)
-
-    async def _probe(self) -> None:
-        """Ask for the bucket at growing intervals until it answers."""
-        while not self._health.up:
-            await asyncio.sleep(self._health.probe_delay_s())
-            if await self._check() is None:
-                self._health.close()
-        self._prober = None
-        self._came_back.set()
-        if self._listener is not None:
-            self._listener(True, "the bucket answers again")
-
-    async def _check(self) -> Failed | None:
-        """Whether the bucket can be used right now, asked once."""
-        timeout_s = self._config.connect_timeout_s + self._config.read_timeout_s
-        failure: Failed | None = None
-        try:
-            async with aclosing(self._attempt(Check(), timeout_s)) as replies:
-                async for reply in replies:
-                    assert isinstance(reply, Failed)
-                    failure = reply
-        except TierFault as fault:
-            return Failed(Trouble.CUT, fault.detail)  # not the bucket's fault: the byte worker's
-        return failure
-
-
-def _spans(chunks: Sequence[FrameSpan]) -> list[Span]:
-    return [Span(chunk.frame, chunk.length) for chunk in chunks]
-
-
-def _found_batch(group: ListedGroup) -> FoundBatch:
-    blocks = [FoundBlock(key, parent, 0) for key, parent in zip(KeyRun(group.keys), KeyRun(group.parents), strict=True)]
-    return FoundBatch(NamespaceDigest(group.namespace), group.shard, group.record_bytes, blocks)

@@ -1,0 +1,226 @@
+"""The bucket as the store asks it: byte workers, deadlines, retries, the breaker and its probes, batched deletes.
+
+Owns no bytes and knows nothing of blocks: it only decides which byte worker to ask, how often, and what
+a failure means for the next request. Called by the store and its listing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from flexkv_py.core.messages import Fault
+from flexkv_tiers.base import StoreListener, TierFault
+from flexkv_tiers.byteworkers import ByteWorker
+from flexkv_tiers.memory import Arena
+from flexkv_tiers.s3.config import S3Config
+from flexkv_tiers.s3.deletes import DeleteBatches
+from flexkv_tiers.s3.faults import explained, start_error, tier_fault
+from flexkv_tiers.s3.health import Health
+from flexkv_tiers.s3.messages import Check, Delete, Failed, Get, Reply, Request, Trouble
+
+_LET_GO_S = 2.0
+"""What a byte worker gets beyond boto3's own timeouts to let go of a stopped call's frames."""
+
+_CHILD_START_S = 5.0
+"""What a byte worker may take to start: the first check waits for it, and for boto3 to be imported."""
+
+PAUSE_S = 2.0
+"""Between tries at what must not be given up while the bucket fails it."""
+
+_COUNTED = ("retries", "paced", "delete_requests", *(f"failed_{trouble.value}" for trouble in Trouble))
+
+
+class Bucket:
+    """One bucket and how it has been answering.
+
+    `start` raises when the bucket cannot be used, but leaves one that comes back by itself.
+    """
+
+    def __init__(
+        self, config: S3Config, arena: Arena, listener: StoreListener | None, segment_fds: Sequence[int]
+    ) -> None:
+        """`segment_fds`: what the byte workers map, the arena first."""
+        self.counts = Counter(dict.fromkeys(_COUNTED, 0))
+        self.closed = False
+        self._config = config
+        self._listener = listener
+        self._health = Health(config.retry_count_max)
+        self._workers = [
+            ByteWorker(
+                "flexkv_tiers.s3.objects",
+                msgspec.msgpack.encode(config),
+                segment_fds=segment_fds,
+                segment_bytes=arena.segment_bytes,
+                threads=config.threads,
+                let_go_s=config.connect_timeout_s + config.read_timeout_s + _LET_GO_S,
+            )
+            for _ in range(config.processes)
+        ]
+        self._decoder = msgspec.msgpack.Decoder(Reply)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
+        self._prober: asyncio.Task[None] | None = None  # runs while the breaker is open
+        self._came_back = asyncio.Event()  # set while the breaker is closed
+        self._came_back.set()
+        self._deletes = DeleteBatches(self._delete)
+
+    async def start(self) -> None:
+        for worker in self._workers:
+            await worker.start()
+        failure = await self._check()
+        if failure is not None:
+            self._health.breaker.open(explained(failure), self._now_s())
+            self._go_down()
+            raise start_error(failure, self._config.place)
+
+    async def close(self) -> None:
+        self.closed = True
+        self._came_back.set()  # a listing that waits out an outage ends too
+        prober = self._prober
+        if prober is not None:
+            prober.cancel()
+        for worker in self._workers:
+            await worker.close()
+        if prober is not None:
+            await asyncio.wait([prober])
+        await self._deletes.settled()
+
+    def status(self) -> dict[str, object]:
+        return {
+            **self._health.status(),
+            "processes": [worker.pid for worker in self._workers],
+            "process_deaths": sum(worker.deaths for worker in self._workers),
+            "moves_running": sum(worker.running for worker in self._workers),
+            **self.counts,
+        }
+
+    # ------------------------------------------------------------- requests
+
+    async def delete(self, name: str) -> None:
+        """Delete an object, together with what others want deleted. Raises TierFault."""
+        await self._deletes.delete(name)
+
+    async def ask_again(self, request: Request) -> Reply | None:
+        """One operation, whenever the bucket is ready for it: outages are waited out.
+
+        Raises TierFault when the answer is about the object itself, or the store was closed.
+        """
+        while True:
+            await self._came_back.wait()
+            try:
+                return await self.ask(lambda: request)
+            except TierFault as fault:
+                if self.closed or fault.fault in (Fault.MISSING, Fault.CORRUPT):
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
+    async def ask(self, request: Callable[[], Request]) -> Reply | None:
+        """One operation that has at most one reply."""
+        last: Reply | None = None
+        async with aclosing(self.replies(request)) as replies:
+            async for reply in replies:
+                assert last is None
+                last = reply
+        return last
+
+    async def replies(self, request: Callable[[], Request]) -> AsyncGenerator[Reply, None]:
+        """The good replies of one operation, over as many attempts as deadline, budget and breaker allow."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.operation_timeout_s
+        retries = 0
+        while True:
+            if not self._health.up:
+                raise TierFault(Fault.DOWN, f"{self._config.place} is down since: {self._health.down_because}")
+            failure: Failed | None = None
+            asked = request()
+            await self._pace(deadline, urgent=isinstance(asked, Get))
+            async with aclosing(self._attempt(asked, deadline - loop.time())) as replies:
+                async for reply in replies:
+                    if isinstance(reply, Failed):
+                        failure = reply
+                    else:
+                        yield reply
+            if failure is None:
+                self._health.succeeded(self._now_s())
+                return
+            self._note(failure)
+            delay = self._health.retry_delay_s(failure.trouble, retries, deadline - loop.time(), self._chance.random())
+            if delay is None:
+                raise tier_fault(failure)
+            retries += 1
+            self.counts["retries"] += 1
+            await asyncio.sleep(delay)
+
+    async def _pace(self, deadline: float, *, urgent: bool) -> None:
+        """Wait as long as the server's limits ask for. Raises TierFault."""
+        now_s = self._now_s()
+        delay = self._health.throttle.delay_s(now_s, deadline - now_s, urgent=urgent)
+        if delay is None:
+            raise TierFault(Fault.LATE, f"{self._config.place} takes fewer requests than there are, by its 503 answers")
+        if delay:
+            self.counts["paced"] += 1
+            await asyncio.sleep(delay)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _attempt(self, request: Request, timeout_s: float) -> AsyncGenerator[Reply, None]:
+        """One attempt in the least busy byte worker; the last reply may be `Failed`."""
+        worker = min(self._workers, key=lambda each: each.running)
+        async with aclosing(worker.call(self._encoder.encode(request), timeout_s=timeout_s)) as replies:
+            async for raw in replies:
+                yield self._decoder.decode(raw)
+
+    def _note(self, failure: Failed) -> None:
+        self.counts[f"failed_{failure.trouble.value}"] += 1
+        self._health.failed(failure.trouble, explained(failure), self._now_s())
+        if not self._health.up:
+            self._go_down()
+
+    # --------------------------------------------------------- breaker open
+
+    def _go_down(self) -> None:
+        if self._prober is not None or self.closed:
+            return
+        self._came_back.clear()
+        self._prober = asyncio.create_task(self._probe())
+        if self._listener is not None:
+            self._listener.changed(False, self._health.down_because)
+
+    async def _probe(self) -> None:
+        """Ask for the bucket at growing intervals until it answers."""
+        breaker = self._health.breaker
+        while breaker.probe_at_s is not None:
+            await asyncio.sleep(max(0.0, breaker.probe_at_s - self._now_s()))
+            breaker.begin_probe(max(breaker.probe_at_s, self._now_s()))  # a timer may be early by its resolution
+            failure = await self._check()
+            breaker.end_probe(explained(failure) if failure else "", self._now_s())
+        self._prober = None
+        self._came_back.set()
+        if self._listener is not None:
+            self._listener.changed(True, "the bucket answers again")
+
+    async def _check(self) -> Failed | None:
+        """Whether the bucket can be used right now, asked once."""
+        timeout_s = self._config.connect_timeout_s + self._config.read_timeout_s + _CHILD_START_S
+        failure: Failed | None = None
+        try:
+            async with aclosing(self._attempt(Check(), timeout_s)) as replies:
+                async for reply in replies:
+                    assert isinstance(reply, Failed)
+                    failure = reply
+        except TierFault as fault:
+            return Failed(Trouble.CUT, fault.detail)  # not the bucket's fault: the byte worker's
+        return failure
+
+    async def _delete(self, names: list[str]) -> None:
+        self.counts["delete_requests"] += 1
+        request = Delete(names)
+        await self.ask(lambda: request)

@@ -1,0 +1,207 @@
+"""Sweeps of the prefix: what the bucket holds at start, what others write and delete later.
+
+A sweep is one listing of every name, page by page; at start in one go, later a bounded number of pages
+per round. Pages say what there is, and the catalogue says what of it is news. The owner of the prefix
+also deletes what has outlived `ttl_s`, on the way. Owned by the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+
+from flexkv_py.core.messages import Fault, LostRecord
+from flexkv_tiers.base import FoundBatch, StoreListener, TierFault
+from flexkv_tiers.s3.bucket import Bucket
+from flexkv_tiers.s3.catalogue import SINGLE, Catalogue, batches_of, records_of
+from flexkv_tiers.s3.config import S3Config
+from flexkv_tiers.s3.messages import GetIndex, Index, ListedPack, ListPage, Page
+from flexkv_tiers.s3.names import (
+    DropMarks,
+    PackName,
+    listing_prefix,
+    marks_name,
+    pack_name,
+    parse_object_name,
+    parse_pack_name,
+)
+from flexkv_tiers.s3.packs import Pack, check_index, index_bytes
+
+PAGES_PER_ROUND_MAX = 64
+"""Of a thousand names each. A larger prefix takes several rounds of `refresh_s`; no round lists without end."""
+
+COUNTED = ("listed_blocks", "listed_packs", "listed_foreign", "listed_damaged", "sweeps", "expired")
+
+
+class Listing:
+    """Brings the catalogue up to date; news go out as batches, losses to the listener."""
+
+    def __init__(self, config: S3Config, bucket: Bucket, catalogue: Catalogue, listener: StoreListener | None) -> None:
+        self.counts = Counter(dict.fromkeys(COUNTED, 0))
+        self.ours: set[PackName] = (
+            set()
+        )  # being uploaded, or failed in a way that leaves in doubt whether they are there
+        self.damaged_at_start = 0
+        self._met: Counter[str] = Counter()  # in this sweep
+        self._config = config
+        self._bucket = bucket
+        self._catalogue = catalogue
+        self._listener = listener
+        self._after = ""  # the name the next page follows; empty: a new sweep begins
+        self._held: list[ListedPack] = []  # the last pack of a page: its marks may stand on the next
+        self._unreadable: dict[PackName, None] = {}  # packs without a right index, met in this sweep and the last
+        self._unreadable_now: dict[PackName, None] = {}
+        self._reads = asyncio.Semaphore(config.processes * config.threads)
+
+    async def sweep(self, pages_max: int | None = None) -> AsyncGenerator[FoundBatch, None]:
+        """Go on with the sweep for so many pages, or to its end; yields what is new. Waits outages out."""
+        pages = 0
+        while pages_max is None or pages < pages_max:
+            if not self._after:
+                self._catalogue.begin_sweep()
+            for batch in await self._page():
+                yield batch
+            pages += 1
+            if not self._after:
+                self._end_sweep()
+                return
+
+    async def _page(self) -> list[FoundBatch]:
+        config = self._config
+        expires_s = time.time() - config.ttl_s if config.ttl_s and config.owner else 0.0
+        self._catalogue.ask_for_page()
+        page = await self._bucket.ask_again(ListPage(listing_prefix(config.prefix), self._after, expires_s))
+        assert isinstance(page, Page)
+        self._after = page.after_next
+        self._met["listed_foreign"] += page.foreign
+        self._met["listed_damaged"] += page.damaged
+        batches = [batch for group in page.groups if (batch := self._catalogue.meet(group)) is not None]
+        self.counts["listed_blocks"] += sum(len(batch.blocks) for batch in batches)
+        batches += await self._packs(page)
+        if page.expired:
+            await self._expire(page.expired)
+        return batches
+
+    def _end_sweep(self) -> None:
+        self.counts["sweeps"] += 1
+        self._met["listed_damaged"] += len(self._unreadable_now)
+        if self.counts["sweeps"] == 1:
+            self.damaged_at_start = self._met["listed_damaged"]
+        for name in ("listed_foreign", "listed_damaged"):  # what there is, not how often we saw it
+            self.counts[name] = self._met[name]
+        self._met.clear()
+        self._unreadable, self._unreadable_now = self._unreadable_now, {}
+        gone, packs = self._catalogue.end_sweep()
+        for pack in packs:
+            if pack.name not in self.ours:
+                gone += records_of(pack)
+                self._catalogue.packs.remove(pack)
+        self.tell_lost(gone, "it is not in the bucket any more")
+
+    def tell_lost(self, records: Sequence[LostRecord], reason: str) -> None:
+        if records and self._listener is not None:
+            self._listener.lost(records, reason)
+
+    # ------------------------------------------------------------------ packs
+
+    async def _packs(self, page: Page) -> list[FoundBatch]:
+        """Packs of a page that are new, as batches; marks of known ones take their records away."""
+        listed, self._held = self._held + page.packs, []
+        if page.after_next and listed:
+            self._held = _last_pack(self._config.prefix, listed)
+            listed = listed[: len(listed) - len(self._held)]
+        fresh: dict[PackName, int] = {}
+        masks: dict[PackName, list[int]] = {}
+        for entry in listed:
+            name = parse_pack_name(self._config.prefix, entry.name)
+            assert name is not None
+            if isinstance(name, DropMarks):
+                masks.setdefault(name.pack, []).append(name.mask)
+            elif self._catalogue.meet_pack(name) is None and name not in self.ours:
+                fresh[name] = entry.object_bytes
+        packs = await asyncio.gather(*(self._read(name, object_bytes) for name, object_bytes in fresh.items()))
+        for name, found in masks.items():
+            await self._marked(name, found, is_new=name in fresh)
+        return [batch for pack in packs if pack is not None for batch in self._adopted(pack)]
+
+    def _adopted(self, pack: Pack) -> list[FoundBatch]:
+        self.counts["listed_packs"] += 1
+        self.counts["listed_blocks"] += pack.live
+        return batches_of(pack)
+
+    async def _read(self, name: PackName, object_bytes: int) -> Pack | None:
+        """A new pack of the table; None when its index is not right, or it went meanwhile."""
+        if name in self._unreadable:
+            self._unreadable_now[name] = None
+            return None
+        request = GetIndex(pack_name(self._config.prefix, name), index_bytes(name.count), object_bytes)
+        try:
+            async with self._reads:
+                index = await self._bucket.ask_again(request)
+            assert isinstance(index, Index)
+            check_index(name, index.raw, object_bytes)
+        except TierFault as fault:
+            if self._bucket.closed:
+                raise
+            if fault.fault is Fault.CORRUPT:
+                self._unreadable_now[name] = None
+            return None
+        return self._catalogue.packs.add(name, index.raw)
+
+    async def _marked(self, name: PackName, masks: list[int], *, is_new: bool) -> None:
+        """Records that this daemon's last life, or another daemon, has dropped from a pack."""
+        pack = self._catalogue.packs.named(name)
+        if pack is None:
+            if self._config.owner and name not in self.ours and name not in self._unreadable_now:
+                await self._delete([marks_name(self._config.prefix, DropMarks(name, mask)) for mask in masks])
+            return
+        mask = 0
+        for each in masks:
+            pack.marks[each] = None
+            mask |= each
+        served = records_of(pack)
+        pack.drop(mask)
+        pack.marked |= mask
+        if not is_new:
+            serves = {record.location for record in records_of(pack)}
+            self.tell_lost([record for record in served if record.location not in serves], "another daemon dropped it")
+
+    # --------------------------------------------------------------- time out
+
+    async def _expire(self, names: list[str]) -> None:
+        """Delete what is older than `ttl_s`, then tell of it; what cannot be deleted now is met again."""
+        if not await self._delete(names):
+            return
+        self.counts["expired"] += len(names)
+        lost: list[LostRecord] = []
+        for each in names:
+            block = parse_object_name(self._config.prefix, each)
+            if block is not None:
+                self._catalogue.forget_single(block)
+                lost.append(LostRecord(block, SINGLE))
+                continue
+            name = parse_pack_name(self._config.prefix, each)
+            pack = self._catalogue.packs.named(name) if isinstance(name, PackName) else None
+            if pack is not None:
+                lost += records_of(pack)
+                self._catalogue.packs.remove(pack)
+        self.tell_lost(lost, "it is older than ttl_s")
+
+    async def _delete(self, names: Sequence[str]) -> bool:
+        try:
+            await asyncio.gather(*(self._bucket.delete(name) for name in names))
+        except TierFault:
+            if self._bucket.closed:
+                raise
+            return False
+        return True
+
+
+def _last_pack(prefix: str, listed: list[ListedPack]) -> list[ListedPack]:
+    """The last pack of a page and what marks of it follow."""
+    for count, entry in enumerate(reversed(listed), 1):
+        if isinstance(parse_pack_name(prefix, entry.name), PackName):
+            return listed[-count:]
+    return listed
