@@ -73,13 +73,13 @@ class S3Backing:
     def __init__(self, directory: Path, arena: Arena) -> None:
         self._config = replace(patient(directory.name), pack_bytes=self.pack_bytes)
         self._arena = arena
-        self._pools: list[CodecPool] = []
+        self._stores: list[CompressingStore] = []
 
     def store(self) -> TierStore:
         if not self.codec:
             return S3Store(self._config, self._arena)
         store = CompressingStore(self._config, self._arena, self.codec)
-        self._pools.append(store.pool)
+        self._stores.append(store)
         return store
 
     @contextmanager
@@ -92,8 +92,9 @@ class S3Backing:
             shared_server().start()
 
     def close(self) -> None:
-        for pool in self._pools:  # also of a store that was never started
-            asyncio.run(pool.close())
+        for store in self._stores:
+            if not store.started:
+                asyncio.run(store.pool.close())
         gc.collect()  # boto3's failed attempts on a server that is starting leave sockets in cycles
 
 
@@ -101,10 +102,12 @@ class CompressingStore(S3Store):
     """A store with a pool of its own, which lives as long as it does."""
 
     def __init__(self, config: S3Config, arena: Arena, codec: str) -> None:
+        self.started = False
         self.pool = CodecPool(arena, processes=1, scratch_bytes=arena.segment_bytes, timeout_s=30)
         super().__init__(config, arena, codec=TierCodec(self.pool, CodecChooser(codec)))
 
     async def start(self) -> None:
+        self.started = True
         await self.pool.start()
         await super().start()
 
