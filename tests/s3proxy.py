@@ -38,6 +38,8 @@ class Faults:
     status: int = 0
     """Answer with this status, and `code` in the XML that S3 sends, instead of asking the server."""
     code: str = ""
+    conditions: int = 0
+    """Answer requests with `If-None-Match` with this status, others not at all differently."""
     cut_request: int = -1
     cut_answer: int = -1
     """Close the connection after so many bytes of the body; -1: never."""
@@ -162,8 +164,9 @@ class _Proxy:
         faults = self._faults
         if method not in faults.methods or self._chance.random() >= faults.share:
             faults = Faults()
-        elif faults != Faults():
-            self._met += 1
+        if faults.conditions:
+            faults = Faults(status=faults.conditions) if "if-none-match" in request.headers else Faults()
+        self._met += faults != Faults()
         if faults.silent:
             while await reader.read(PIECE_BYTES):
                 pass

@@ -22,7 +22,7 @@ from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.deletes import DeleteBatches
 from flexkv_tiers.s3.faults import explained, start_error, tier_fault
 from flexkv_tiers.s3.health import Health
-from flexkv_tiers.s3.messages import Check, Delete, Failed, Get, Reply, Request, Trouble
+from flexkv_tiers.s3.messages import Check, Delete, Failed, Get, GetIndex, Reply, Request, Stored, Trouble
 
 _LET_GO_S = 2.0
 """What a byte worker gets beyond boto3's own timeouts to let go of a stopped call's frames."""
@@ -30,10 +30,20 @@ _LET_GO_S = 2.0
 _CHILD_START_S = 5.0
 """What a byte worker may take to start: the first check waits for it, and for boto3 to be imported."""
 
+_URGENT = Get | GetIndex | Check
+"""Somebody waits for these: everything else together leaves them a connection."""
+
 PAUSE_S = 2.0
 """Between tries at what must not be given up while the bucket fails it."""
 
-_COUNTED = ("retries", "paced", "delete_requests", *(f"failed_{trouble.value}" for trouble in Trouble))
+_COUNTED = (
+    "retries",
+    "paced",
+    "uploads_present",
+    "uploads_swept",
+    "delete_requests",
+    *(f"failed_{trouble.value}" for trouble in Trouble),
+)
 
 
 class Bucket:
@@ -144,8 +154,9 @@ class Bucket:
                 async for reply in replies:
                     if isinstance(reply, Failed):
                         failure = reply
-                    else:
-                        yield reply
+                        continue
+                    self.counts["uploads_present"] += isinstance(reply, Stored) and reply.present
+                    yield reply
             if failure is None:
                 self._health.succeeded(self._now_s())
                 return
@@ -174,7 +185,8 @@ class Bucket:
     async def _attempt(self, request: Request, timeout_s: float) -> AsyncGenerator[Reply, None]:
         """One attempt in the least busy byte worker; the last reply may be `Failed`."""
         worker = min(self._workers, key=lambda each: each.running)
-        async with aclosing(worker.call(self._encoder.encode(request), timeout_s=timeout_s)) as replies:
+        raw_request, patient = self._encoder.encode(request), not isinstance(request, _URGENT)
+        async with aclosing(worker.call(raw_request, timeout_s=timeout_s, patient=patient)) as replies:
             async for raw in replies:
                 yield self._decoder.decode(raw)
 

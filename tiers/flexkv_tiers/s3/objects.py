@@ -137,7 +137,7 @@ class Objects:
     def _put(self, name: str, parts: list[memoryview], call: Call) -> Stored:
         """Store these parts as one object, unless it is there already; the first is its header or index."""
         body = _Body(parts)
-        headers = self._upload_headers(body)
+        headers = self._upload_headers(len(body))
         condition = {"If-None-Match": "*"} if self._skips_present and len(body) else {}
         with self._exchange("PUT", name, headers | condition, body, call) as answer:
             status, said = answer.status, _said(answer)
@@ -171,9 +171,9 @@ class Objects:
             _expect(answer, 200)
             return PartStored(answer.header("ETag"))
 
-    def _upload_headers(self, body: _Body) -> dict[str, str]:
-        headers = {"Content-Length": str(len(body))}
-        if len(body) >= ASK_BYTES_MIN:
+    def _upload_headers(self, length: int) -> dict[str, str]:
+        headers = {"Content-Length": str(length)}
+        if length >= ASK_BYTES_MIN:
             headers["Expect"] = "100-continue"
         if self._config.sse:
             headers["x-amz-server-side-encryption"] = self._config.sse
