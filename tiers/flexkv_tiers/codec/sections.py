@@ -62,10 +62,23 @@ def encode_chunk(
     return Stored(CODEC_SECTIONS, at), measures
 
 
-def check_seal(entry: ChunkEntry, stored: memoryview) -> None:
-    """Raises TierFault(CORRUPT) unless these are the bytes that the chunk of this entry was stored as."""
-    if _SEAL.unpack_from(stored)[0] != _seal(entry.checksum, stored):
-        raise _corrupt("a compressed chunk does not match its seal")
+class SealCheck:
+    """Whether stored bytes, given in pieces, are those that the chunk of this checksum was stored as."""
+
+    def __init__(self, checksum: bytes) -> None:
+        self._seal: int | None = None
+        self._digest = xxh3_64(checksum)
+
+    def update(self, piece: memoryview) -> None:
+        """The next piece; the first has at least the seal."""
+        if self._seal is None:
+            (self._seal,) = _SEAL.unpack_from(piece)
+            piece = piece[_SEAL.size :]
+        self._digest.update(piece)
+
+    @property
+    def holds(self) -> bool:
+        return self._digest.intdigest() == self._seal
 
 
 def decode_chunk(entry: ChunkEntry, stored: memoryview, raw: memoryview) -> None:
@@ -84,7 +97,10 @@ def decode_chunk(entry: ChunkEntry, stored: memoryview, raw: memoryview) -> None
 
 def _parse_table(entry: ChunkEntry, stored: memoryview) -> list[tuple[int, int, int, int]]:
     """Codec, raw length, offset and stored length of each section, provided they add up to the chunk."""
-    check_seal(entry, stored)
+    check = SealCheck(entry.checksum)
+    check.update(stored)
+    if not check.holds:
+        raise _corrupt("a compressed chunk does not match its seal")
     _, count = _HEAD.unpack_from(stored)
     at = _HEAD.size + count * _ENTRY.size
     if not 1 <= count <= SECTIONS_MAX:
