@@ -32,8 +32,12 @@ _FIXED = struct.Struct(f"<8sHHII{KEY_BYTES}s{KEY_BYTES}s{NAMESPACE_BYTES}s")
 _ENTRY = struct.Struct(f"<QQ{CHECKSUM_BYTES}s")
 _CHUNK_NUMBER = struct.Struct("<I")
 _BODY_BYTES = HEADER_BYTES - CHECKSUM_BYTES  # the header's own checksum is its last 16 bytes
+SALT_BYTES = 8
+_SALT_OFFSET = _BODY_BYTES - SALT_BYTES  # the end of the body, whatever the chunk table's length
+NO_SALT = bytes(SALT_BYTES)
+"""Salt of a record that no segment holds: what lies in S3."""
 
-assert _FIXED.size + CHUNKS_MAX * _ENTRY.size <= _BODY_BYTES
+assert _FIXED.size + CHUNKS_MAX * _ENTRY.size <= _SALT_OFFSET
 
 
 def chunk_checksum(key: bytes, chunk: int, data: Buffer) -> bytes:
@@ -74,8 +78,14 @@ class Header:
         return self.block == block
 
 
-def pack_header(block: BlockName, lengths: Sequence[int], checksums: Sequence[bytes]) -> bytes:
-    """The 4 KiB header of a record whose chunks have these lengths and checksums, in chunk order."""
+def pack_header(
+    block: BlockName, lengths: Sequence[int], checksums: Sequence[bytes], salt: bytes = NO_SALT
+) -> bytes:
+    """The 4 KiB header of a record whose chunks have these lengths and checksums, in chunk order.
+
+    `salt` is that of the SSD segment which holds the record.
+    """
+    assert len(salt) == SALT_BYTES
     assert 1 <= len(lengths) == len(checksums) <= CHUNKS_MAX
     assert all(length > 0 and length % ALIGN_BYTES == 0 for length in lengths)
     offsets = accumulate(lengths, initial=HEADER_BYTES)
@@ -89,11 +99,12 @@ def pack_header(block: BlockName, lengths: Sequence[int], checksums: Sequence[by
         assert len(checksum) == CHECKSUM_BYTES
         _ENTRY.pack_into(body, at, offset, length, checksum)
         at += _ENTRY.size
+    body[_SALT_OFFSET:] = salt
     return bytes(body) + xxh3_128_digest(body)
 
 
-def parse_header(raw: Buffer) -> Header:
-    """Read a header back. Raises TierFault(CORRUPT) unless every byte of it is as it was packed."""
+def parse_header(raw: Buffer, salt: bytes = NO_SALT) -> Header:
+    """Read a header back. Raises TierFault(CORRUPT) unless every byte of it is as it was packed with `salt`."""
     view = memoryview(raw)
     if view.nbytes != HEADER_BYTES:
         raise _corrupt(f"a header has {HEADER_BYTES} bytes, this one has {view.nbytes}")
@@ -104,6 +115,8 @@ def parse_header(raw: Buffer) -> Header:
         raise _corrupt("the header does not match its own checksum")
     if version != FORMAT_VERSION or codec != CODEC_NONE:
         raise _corrupt(f"format version {version}, codec {codec} were not written by this version")
+    if view[_SALT_OFFSET:_BODY_BYTES] != salt:
+        raise _corrupt("the record belongs to another place, or to an earlier life of this one: its salt differs")
     block = BlockName(NamespaceDigest(namespace), shard, BlockKey(key), BlockKey(parent))
     return Header(block, _parse_chunks(view, count))
 
