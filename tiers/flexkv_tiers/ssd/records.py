@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from flexkv_py.core.messages import BlockName, Fault
 from flexkv_tiers.base import FrameSpan, TierFault
 from flexkv_tiers.codec import HEADER_BYTES, Header, chunk_checksum, pack_header, parse_header
+from flexkv_tiers.diskio import DiskFile
+from flexkv_tiers.diskio.pages import PagePool
 from flexkv_tiers.memory import Arena
-from flexkv_tiers.ssd.directio import DirectFile
 
 BLANK = bytes(HEADER_BYTES)
 """What lies where nothing was ever written."""
@@ -29,29 +30,33 @@ def record_bytes(chunks: Sequence[FrameSpan]) -> int:
 
 
 def write_record(
-    file: DirectFile, offset: int, block: BlockName, chunks: Sequence[FrameSpan], arena: Arena, page: memoryview
+    file: DiskFile, offset: int, block: BlockName, chunks: Sequence[FrameSpan], arena: Arena, pages: PagePool
 ) -> None:
-    """Write a record from frames at `offset`; `page` is for the header. Raises TierFault, then erase it."""
+    """Write a record from frames at `offset`. Raises TierFault, then erase it."""
     header = pack_header(block, [chunk.length for chunk in chunks], [arena.checksum(chunk.frame) for chunk in chunks])
     file.write([arena.view(chunk.frame, chunk.length) for chunk in chunks], offset + HEADER_BYTES)
-    page[:] = header
-    file.write([page], offset)
+    _write_page(file, offset, header, pages)
 
 
-def erase_record(file: DirectFile, offset: int, page: memoryview) -> None:
+def erase_record(file: DiskFile, offset: int, pages: PagePool) -> None:
     """Overwrite a record's header: from here on nobody can read it. Raises TierFault."""
-    page[:] = ERASED
-    file.write([page], offset)
+    _write_page(file, offset, ERASED, pages)
+
+
+def _write_page(file: DiskFile, offset: int, content: bytes, pages: PagePool) -> None:
+    with pages.lend(1) as page:
+        page[:] = content
+        file.write([page], offset)
 
 
 def read_record(
-    file: DirectFile,
+    file: DiskFile,
     offset: int,
     block: BlockName,
     chunks: Sequence[FrameSpan],
     arena: Arena,
     landed: Callable[[range], bool],
-    page: memoryview,
+    pages: PagePool,
 ) -> None:
     """Read a record into frames, header and first chunk together.
 
@@ -60,8 +65,9 @@ def read_record(
     header and chunks are exactly those of `block`.
     """
     views = [arena.view(chunk.frame, chunk.length) for chunk in chunks]
-    file.read([page, views[0]], offset)
-    header = parse_header(page)
+    with pages.lend(1) as page:
+        file.read([page, views[0]], offset)
+        header = parse_header(page)
     _check(header, block, chunks)
     for run in read_runs([chunk.length for chunk in chunks]):
         if run.start:

@@ -13,7 +13,8 @@ from flexkv_py.core.messages import FoundBlock
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.codec import Header, parse_header
-from flexkv_tiers.ssd.directio import DirectFile
+from flexkv_tiers.diskio import DiskFile
+from flexkv_tiers.diskio.pages import PagePool
 from flexkv_tiers.ssd.records import BLANK, ERASED, erase_record
 
 SLOTS_PER_BATCH = 256
@@ -30,32 +31,37 @@ class Slots:
     damaged: list[int] = field(default_factory=list)
 
 
-def read_headers(file: DirectFile, slot_bytes: int, first: int, count: int, page: memoryview) -> Slots:
+def read_headers(file: DiskFile, slot_bytes: int, first: int, count: int, pages: PagePool) -> Slots:
     """Look at `count` slots of a segment from slot `first` on. A slot that cannot be read is damaged."""
     slots = Slots()
-    for slot in range(first, first + count):
-        try:
-            file.read([page], slot * slot_bytes)
-            if page in (ERASED, BLANK):
-                (slots.erased if page == ERASED else slots.blank).append(slot)
-                continue
-            header = parse_header(page)
-        except TierFault:
-            slots.damaged.append(slot)
-            continue
-        if header.record_bytes == slot_bytes:
-            slots.records[slot] = header
-        else:
-            slots.damaged.append(slot)
+    with pages.lend(1) as page:
+        for slot in range(first, first + count):
+            _look(file, slot, slot_bytes, page, slots)
     return slots
 
 
-def erase_slots(file: DirectFile, slot_bytes: int, slots: list[int], page: memoryview) -> list[int]:
+def _look(file: DiskFile, slot: int, slot_bytes: int, page: memoryview, slots: Slots) -> None:
+    try:
+        file.read([page], slot * slot_bytes)
+        if page in (ERASED, BLANK):
+            (slots.erased if page == ERASED else slots.blank).append(slot)
+            return
+        header = parse_header(page)
+    except TierFault:
+        slots.damaged.append(slot)
+        return
+    if header.record_bytes == slot_bytes:
+        slots.records[slot] = header
+    else:
+        slots.damaged.append(slot)
+
+
+def erase_slots(file: DiskFile, slot_bytes: int, slots: list[int], pages: PagePool) -> list[int]:
     """Erase these slots' headers, so that none comes back over new chunks; returns those that worked."""
     erased = []
     for slot in slots:
         try:
-            erase_record(file, slot * slot_bytes, page)
+            erase_record(file, slot * slot_bytes, pages)
         except TierFault:
             continue
         erased.append(slot)

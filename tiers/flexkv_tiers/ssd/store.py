@@ -19,13 +19,17 @@ from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import ALIGN_BYTES, align_up
 from flexkv_tiers.base import FoundBatch, FrameSpan, TierFault
+from flexkv_tiers.diskio import DiskFile, DiskFuture, IoChoice, settle
+from flexkv_tiers.diskio.files import choose_io_path
+from flexkv_tiers.diskio.lineup import Kind
+from flexkv_tiers.diskio.pages import PagePool
+from flexkv_tiers.diskio.syncs import GroupSyncs
+from flexkv_tiers.diskio.workers import DiskThreads
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
-from flexkv_tiers.ssd.directio import DirectFile, IoChoice, choose_io_path
 from flexkv_tiers.ssd.records import erase_record, read_record, record_bytes, write_record
 from flexkv_tiers.ssd.recovery import SLOTS_PER_BATCH, Census, Slots, erase_slots, read_headers
 from flexkv_tiers.ssd.slots import SLOT_BITS, SLOTS_MAX, Growth, Segment, SlotState, SlotTable
-from flexkv_tiers.ssd.threads import DiskFuture, DiskThreads, GroupSync, settle
 
 THREAD_COUNT = 8
 """More than eight transfers in flight only add latency, measured with direct I/O."""
@@ -67,7 +71,7 @@ class SsdStore:
         self._direct = direct
         self._thread_count = thread_count
         self._table = SlotTable(capacity_bytes, min(segment_bytes, capacity_bytes))
-        self._files: dict[int, tuple[DirectFile, GroupSync]] = {}  # by segment; exactly the table's segments
+        self._files: dict[int, DiskFile] = {}  # by segment; exactly the table's segments
         self._faults: Counter[Fault] = Counter()
         self._census = Census()
         self._segments_removed = 0
@@ -77,6 +81,8 @@ class SsdStore:
         self._running = 0  # writes and drops that have not ended; a read is one job of the threads
         self._idle = asyncio.Event()  # set when the last of them ends
         self._threads: DiskThreads | None = None  # None before start and after close
+        self._pages = PagePool()
+        self._syncs = GroupSyncs(lambda file: self._disk.submit(Kind.SMALL, file.sync))
         self._lock: int | None = None
         self._io: IoChoice | None = None
 
@@ -87,7 +93,7 @@ class SsdStore:
         assert self._threads is None
         self._threads = DiskThreads(self._thread_count)
         try:
-            await self._threads.submit(lambda _page: self._open())
+            await self._threads.submit(Kind.SMALL, self._open)
         except BaseException:
             await self.close()
             raise
@@ -103,7 +109,7 @@ class SsdStore:
             if self._threads is not None:
                 await self._threads.stop()
                 self._threads = None
-            for file, _ in self._files.values():
+            for file in self._files.values():
                 file.close()
             self._files.clear()
             if self._lock is not None:
@@ -161,7 +167,7 @@ class SsdStore:
         assert self._io is not None
         if found.file_bytes % found.slot_bytes:
             self._census.damaged += 1  # segments are made of whole slots: something cut this one in mid-slot
-        self._keep(DirectFile(path, self._io.path), found.number)
+        self._keep(DiskFile(path, self._io.path), found.number)
         self._table.add(found.number, found.slot_bytes, slot_count, SlotState.UNREAD)
 
     def _check_room(self) -> None:
@@ -169,8 +175,8 @@ class SsdStore:
         if not self._table.segments:
             directories.reserve_once(self._directory, self._table.segment_bytes)
 
-    def _keep(self, file: DirectFile, number: int) -> None:
-        self._files[number] = (file, GroupSync(self._disk, file.sync))
+    def _keep(self, file: DiskFile, number: int) -> None:
+        self._files[number] = file
 
     # ------------------------------------------------------------ warm restart
 
@@ -181,11 +187,11 @@ class SsdStore:
             for segment in tuple(self._table.segments.values()):
                 if not segment.states.count(SlotState.UNREAD):
                     continue  # created in this life
-                file, _ = self._files[segment.number]
+                file = self._files[segment.number]
                 for first in range(0, segment.slot_count, SLOTS_PER_BATCH):
                     count = min(SLOTS_PER_BATCH, segment.slot_count - first)
-                    job = partial(read_headers, file, segment.slot_bytes, first, count)
-                    ahead.append((segment, self._disk.submit(job)))
+                    job = partial(read_headers, file, segment.slot_bytes, first, count, self._pages)
+                    ahead.append((segment, self._disk.submit(Kind.READ, job)))
                     if len(ahead) >= self._thread_count:
                         for batch in await self._sort(*ahead.pop(0)):
                             yield batch
@@ -204,9 +210,10 @@ class SsdStore:
         slots = reading.result()
         base = segment.number << SLOT_BITS
         batches, second = self._census.take(slots, base, segment.slot_bytes)
-        file, _ = self._files[segment.number]
+        file = self._files[segment.number]
         unwanted = slots.damaged + second
-        erased = await self._disk.submit(partial(erase_slots, file, segment.slot_bytes, unwanted)) if unwanted else []
+        erase = partial(erase_slots, file, segment.slot_bytes, unwanted, self._pages)
+        erased = await self._disk.submit(Kind.WRITE, erase) if unwanted else []
         states = dict.fromkeys(slots.records, SlotState.USED)
         states |= dict.fromkeys(unwanted, SlotState.LEAVING)
         states |= dict.fromkeys(slots.erased + slots.blank + erased, SlotState.FREE)
@@ -221,10 +228,11 @@ class SsdStore:
         with self._moving():
             location = await self._take(record_bytes(chunks))
             segment, offset = self._table.place(location)
-            file, sync = self._files[segment.number]
+            file = self._files[segment.number]
             try:
-                await self._disk.submit(partial(write_record, file, offset, block, chunks, self._arena))
-                await sync.wait()
+                job = partial(write_record, file, offset, block, chunks, self._arena, self._pages)
+                await self._disk.submit(Kind.WRITE, job)
+                await self._syncs.wait(file)
             except BaseException:  # a fault, or the caller was cancelled and nobody will ever hear of this record
                 segment.retired |= file.deleted
                 with suppress(TierFault):  # the slot is then lost, and the first fault is the one to tell
@@ -239,7 +247,7 @@ class SsdStore:
             self._faults[Fault.MISSING] += 1
             raise TierFault(Fault.MISSING, f"no record at location {location:#x}")
         segment, offset = self._table.place(location)
-        file, _ = self._files[segment.number]
+        file = self._files[segment.number]
         landed: asyncio.Queue[range] = asyncio.Queue()
         wanted = True
         threads = self._disk
@@ -248,7 +256,8 @@ class SsdStore:
             threads.post(partial(landed.put_nowait, run))
             return wanted
 
-        reading = threads.submit(partial(read_record, file, offset, block, chunks, self._arena, on_run))
+        job = partial(read_record, file, offset, block, chunks, self._arena, on_run, self._pages)
+        reading = threads.submit(Kind.READ, job)
         reading.add_done_callback(lambda _: landed.put_nowait(_END))
         try:
             while run := await landed.get():
@@ -268,9 +277,9 @@ class SsdStore:
 
     async def _erase(self, location: int) -> None:
         segment, offset = self._table.place(location)
-        file, _ = self._files[segment.number]
+        file = self._files[segment.number]
         self._table.set_state(location, SlotState.LEAVING)
-        erasing = self._disk.submit(partial(erase_record, file, offset))
+        erasing = self._disk.submit(Kind.WRITE, partial(erase_record, file, offset, self._pages))
         cancelled = await settle(erasing)
         try:
             erasing.result()
@@ -297,10 +306,10 @@ class SsdStore:
             return location
 
     async def _grow(self, growth: Growth) -> None:
-        leaving = [self._files.pop(number)[0] for number in growth.remove]
+        leaving = [self._files.pop(number) for number in growth.remove]
         for number in growth.remove:
             self._table.remove(number)
-        making = self._disk.submit(lambda _page: self._remake(leaving, growth))
+        making = self._disk.submit(Kind.SMALL, lambda: self._remake(leaving, growth))
         cancelled = await settle(making)
         try:
             file = making.result()
@@ -313,14 +322,14 @@ class SsdStore:
         if cancelled:
             raise asyncio.CancelledError
 
-    def _remake(self, leaving: list[DirectFile], growth: Growth) -> DirectFile:
+    def _remake(self, leaving: list[DiskFile], growth: Growth) -> DiskFile:
         """On a disk thread: remove segments, then make one in their room. Raises OSError."""
         for file in leaving:
             file.close()
             file.path.unlink(missing_ok=True)
         path = directories.segment_path(self._directory, growth.number, growth.slot_bytes)
         assert self._io is not None
-        file = DirectFile(path, self._io.path, create_bytes=growth.slot_bytes * growth.slot_count)
+        file = DiskFile(path, self._io.path, create_bytes=growth.slot_bytes * growth.slot_count)
         directories.sync_directory(self._directory)
         return file
 
