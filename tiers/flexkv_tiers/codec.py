@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 CODEC_NONE = 0
 """Chunks are stored as they lie in memory; the only codec this version writes and reads."""
 
-_MAGIC = b"FLEXKV\r\n"  # a transfer that rewrites line ends breaks it
+HEADER_MAGIC = b"FLEXKV\r\n"  # a transfer that rewrites line ends breaks it
 _FIXED = struct.Struct(f"<8sHHII{KEY_BYTES}s{KEY_BYTES}s{NAMESPACE_BYTES}s")
 _ENTRY = struct.Struct(f"<QQ{CHECKSUM_BYTES}s")
 _CHUNK_NUMBER = struct.Struct("<I")
@@ -47,9 +47,14 @@ def chunk_checksum(key: bytes, chunk: int, data: Buffer) -> bytes:
     bytes in the wrong place do not pass.
     """
     assert len(key) == KEY_BYTES
-    digest = xxh3_128(key + _CHUNK_NUMBER.pack(chunk))
+    digest = xxh3_128(chunk_prefix(key, chunk))
     digest.update(data)
     return digest.digest()
+
+
+def chunk_prefix(key: bytes, chunk: int) -> bytes:
+    """What stands before a chunk's bytes in its checksum: for whoever has the bytes in pieces only."""
+    return key + _CHUNK_NUMBER.pack(chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ def pack_header(
     body = bytearray(_BODY_BYTES)
     count = len(lengths)
     _FIXED.pack_into(
-        body, 0, _MAGIC, FORMAT_VERSION, CODEC_NONE, block.shard, count, block.key, block.parent, block.namespace
+        body, 0, HEADER_MAGIC, FORMAT_VERSION, CODEC_NONE, block.shard, count, block.key, block.parent, block.namespace
     )
     at = _FIXED.size
     for offset, length, checksum in zip(offsets, lengths, checksums, strict=False):  # one offset more: the end
@@ -109,7 +114,7 @@ def parse_header(raw: Buffer, salt: bytes = NO_SALT) -> Header:
     if view.nbytes != HEADER_BYTES:
         raise _corrupt(f"a header has {HEADER_BYTES} bytes, this one has {view.nbytes}")
     magic, version, codec, shard, count, key, parent, namespace = _FIXED.unpack_from(view)
-    if magic != _MAGIC:
+    if magic != HEADER_MAGIC:
         raise _corrupt("no record starts here: the magic bytes are missing")
     if xxh3_128_digest(view[:_BODY_BYTES]) != bytes(view[_BODY_BYTES:]):
         raise _corrupt("the header does not match its own checksum")

@@ -172,6 +172,12 @@ def segments(directory: Path) -> list[SegmentFile]:
     return sorted(found, key=lambda segment: segment.number)
 
 
+def file_system_bytes(directory: Path) -> int:
+    """Size of the file system; 0 for one without a size of its own."""
+    disk = os.statvfs(directory)
+    return disk.f_blocks * disk.f_frsize
+
+
 def reserve_once(directory: Path, size_bytes: int) -> None:
     """Find out whether the disk has that much room by taking it. Raises OSError when it has not."""
     probe = directory / PROBE_NAME

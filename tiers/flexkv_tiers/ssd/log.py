@@ -56,6 +56,7 @@ class Segment:
     live_pages: int = 0  # of records that are there or being written
     live_count: int = 0
     writes: int = 0  # running
+    map_writes: int = 0  # drops that are not durable yet
     readers: int = 0
     entries: dict[int, tuple[int, Entry]] = field(default_factory=dict)  # page -> slot, entry; until the footer is there
     slots: array[int] = field(default_factory=lambda: array("I"))  # of records the footer names; some have left
@@ -77,7 +78,8 @@ class Disk:
 
     segments: list[Segment] = field(default_factory=list)
     active: Segment | None = None
-    segments_max: int = 0
+    segments_planned: int = 0  # by capacity
+    segments_max: int = 0  # what the file system has room for, of those
     writing_bytes: int = 0  # of writes placed here and not ended
     for_cleaner: bool = False  # the active segment was the last free one: only rewrites go there
 
@@ -86,7 +88,7 @@ class Disk:
         return [
             each
             for each in self.segments
-            if each.state is SegmentState.FREE and not each.readers and not each.writes  # a late map write counts
+            if each.state is SegmentState.FREE and not each.readers and not each.map_writes
         ]
 
     @property
@@ -136,7 +138,7 @@ class Log:
         assert self.layout is None
         self.layout = layout
         for disk, most in zip(self.disks, segments_max, strict=True):
-            disk.segments_max = most
+            disk.segments_planned = disk.segments_max = most
 
     def add_segment(self, disk: int, number: int, state: SegmentState) -> Segment:
         """A segment met at start, or made."""
@@ -157,6 +159,14 @@ class Log:
     def may_open(self, disk: int, *, rewriting: bool) -> bool:
         """Whether another segment may be opened: the last free one is for rewrites."""
         return self.disks[disk].free_count > (0 if rewriting else 1)
+
+    def cut(self, disk: int) -> None:
+        """The file system has no room for another segment: go on with those that are there."""
+        self.disks[disk].segments_max = self.disks[disk].made_count
+
+    def restore(self, disk: int) -> None:
+        """The file system has room again."""
+        self.disks[disk].segments_max = self.disks[disk].segments_planned
 
     def activate(self, segment: Segment, *, rewriting: bool) -> None:
         """Records go into this one from here on."""
@@ -220,12 +230,12 @@ class Log:
         self._claimed_pages -= pages
         assert self._claimed_pages >= 0
 
-    def choose_disk(self, shape: Shape, pages: int, down: Sequence[bool]) -> int | None:
+    def choose_disk(self, shape: Shape, pages: int, down: Sequence[bool]) -> int:
         """The directory a new record goes to: with room at once, then with the least being written; in turns."""
         count = len(self.disks)
         self._turn = (self._turn + 1) % count
         best: tuple[bool, int] | None = None
-        chosen = None
+        chosen = self._turn
         for step in range(count):
             number = (self._turn + step) % count
             if down[number]:
@@ -314,6 +324,16 @@ class Log:
         assert segment.live_count >= 0
         self.free_if_empty(segment)
         return segment
+
+    def take_newer(self, slot: int, segment: Segment, page: int) -> tuple[Segment, int]:
+        """A restart met a newer copy of a record: it lies there from here on. Returns where the older one lies."""
+        index, old_page = self.table.place(slot)
+        old, pages = self.segments[index], self.table.pages(slot)
+        for each, sign in ((old, -1), (segment, 1)):
+            each.live_pages += sign * pages
+            each.live_count += sign
+        self.table.move(slot, segment.index, page)
+        return old, old_page
 
     def settle(self, segment: Segment, rows: Sequence[tuple[int, int]]) -> range:
         """Enter the records a restart met in a segment: (page, pages) each. Returns their slots."""

@@ -1,119 +1,290 @@
-"""The warm restart: every slot header of every segment, read in bounded batches.
+"""The warm restart: what the segments of the last life hold, read in order of age, in bounded batches.
 
-Decides from a header alone whether a slot holds a whole record; damaged ones and second copies are
-freed and counted. Chunks are checked when they are read. `SsdStore.found` is the only caller; it
-applies the findings to its slot table.
+A sealed segment is believed by its footer; one without is scanned and every checksum verified. Dropped
+records are left out by the dead map. Of two records of one block the later one counts, and the older is
+dropped. `SsdStore.found` is the only caller.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import partial
 
 from flexkv_py.core.messages import FoundBlock
-from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.keys import BlockKey
 from flexkv_tiers.base import FoundBatch, TierFault
-from flexkv_tiers.codec import Header, parse_header
-from flexkv_tiers.diskio import DiskFile
-from flexkv_tiers.diskio.pages import PagePool
-from flexkv_tiers.ssd.records import BLANK, ERASED, erase_record
+from flexkv_tiers.diskio import DiskFuture, settle
+from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, Trailer, parse_footer, parse_trailer
+from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.roller import Roller
+from flexkv_tiers.ssd.scan import Scan, scan
+from flexkv_tiers.ssd.stripe import Stripe
 
-SLOTS_PER_BATCH = 256
-"""Headers read by one job: bounds the events' size and how long a thread is busy."""
+SEGMENTS_IN_FLIGHT = 4
+"""Segments whose footers are read ahead."""
+BATCH_BLOCKS_MAX = 4096
+"""Blocks told at a time: bounds how long whoever hears of them is busy."""
 
 
 @dataclass(slots=True)
-class Slots:
-    """One batch of slots, looked at: `records` by slot, and those whose header is no record's."""
-
-    records: dict[int, Header] = field(default_factory=dict)
-    erased: list[int] = field(default_factory=list)
-    blank: list[int] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-
-
-def read_headers(file: DiskFile, slot_bytes: int, first: int, count: int, pages: PagePool) -> Slots:
-    """Look at `count` slots of a segment from slot `first` on. A slot that cannot be read is damaged."""
-    slots = Slots()
-    with pages.lend(1) as page:
-        for slot in range(first, first + count):
-            _look(file, slot, slot_bytes, page, slots)
-    return slots
-
-
-def _look(file: DiskFile, slot: int, slot_bytes: int, page: memoryview, slots: Slots) -> None:
-    try:
-        file.read([page], slot * slot_bytes)
-        if page in (ERASED, BLANK):
-            (slots.erased if page == ERASED else slots.blank).append(slot)
-            return
-        header = parse_header(page)
-    except TierFault:
-        slots.damaged.append(slot)
-        return
-    if header.record_bytes == slot_bytes:
-        slots.records[slot] = header
-    else:
-        slots.damaged.append(slot)
-
-
-def erase_slots(file: DiskFile, slot_bytes: int, slots: list[int], pages: PagePool) -> list[int]:
-    """Erase these slots' headers, so that none comes back over new chunks; returns those that worked."""
-    erased = []
-    for slot in slots:
-        try:
-            erase_record(file, slot * slot_bytes, pages)
-        except TierFault:
-            continue
-        erased.append(slot)
-    return erased
-
-
 class Census:
-    """Sorts found records into batches and sees to it that no block is found twice.
+    """What the restart met. Each damaged thing is counted once, by its cause."""
 
-    Slots of a segment are first used in order. One that is blank before one that is not has therefore
-    lost its record: an interrupted write, or something zeroed it. It is counted, and free.
-    """
+    found: int = 0
+    duplicates: int = 0
+    torn: int = 0
+    """Records without a footer whose bytes are not whole: interrupted writes, or damage."""
+    headers_damaged: int = 0
+    """Segments whose header is no header of this directory: nothing in them is believed."""
+    maps_damaged: int = 0
+    """Segments whose dead map is damaged in both copies: nothing in them is believed."""
+    footers_damaged: int = 0
+    """Sealed segments whose footer or trailer is damaged: they were scanned instead."""
+    unreadable: int = 0
+    """Places that could not be read at all."""
+    segments_removed: int = 0
+    scanned: int = 0
 
-    def __init__(self) -> None:
-        self._keys: dict[tuple[NamespaceDigest, int], set[BlockKey]] = {}
-        self.found = 0
-        self.damaged = 0
-        self.duplicates = 0
-        self.blank = 0
-        self._segment = -1
-        self._blank_so_far = 0  # of this segment, since the last slot that is not blank
+    @property
+    def damaged(self) -> int:
+        return self.torn + self.headers_damaged + self.maps_damaged + self.footers_damaged + self.unreadable
 
-    def end(self) -> None:
-        """Every slot was looked at: keep the counts, let the keys go."""
-        self._keys.clear()
+    def as_dict(self) -> dict[str, int]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def _count_blank(self, slots: Slots, segment: int) -> None:
-        if segment != self._segment:
-            self._segment, self._blank_so_far = segment, 0
-        last_written = max((*slots.records, *slots.erased, *slots.damaged), default=-1)
-        before = sum(slot < last_written for slot in slots.blank)
-        if last_written >= 0:
-            self.blank += self._blank_so_far + before
-            self._blank_so_far = 0
-        self._blank_so_far += len(slots.blank) - before
 
-    def take(self, slots: Slots, first_location: int, slot_bytes: int) -> tuple[list[FoundBatch], list[int]]:
-        """The batches of one Slots (slot s is location `first_location` + s), and slots of second copies."""
-        batches: dict[tuple[NamespaceDigest, int], FoundBatch] = {}
-        second = []
-        for slot, header in slots.records.items():
-            block = header.block
-            group = (block.namespace, block.shard)
-            keys = self._keys.setdefault(group, set())
-            if block.key in keys:
-                second.append(slot)
+@dataclass(slots=True)
+class Index:
+    """What one segment holds: by its footer, or by a scan; neither when it is not to be believed."""
+
+    segment: Segment
+    footer: Footer | None = None
+    scan: Scan | None = None
+    maps_damaged: bool = False
+    footer_damaged: bool = False
+
+
+@dataclass(slots=True)
+class Recovery:
+    """One warm restart. `running` has ended when every segment was looked at."""
+
+    log: Log
+    stripes: Sequence[Stripe]
+    roller: Roller
+    census: Census
+    failed: Callable[[TierFault], None]
+    _locations: dict[Group, dict[bytes, int]] = field(default_factory=dict)
+    _kills: list[DiskFuture[None]] = field(default_factory=list)
+    _older: list[Segment] = field(default_factory=list)  # lost a record to the segment being entered
+
+    async def found(self) -> AsyncIterator[FoundBatch]:
+        """Every segment that was not looked at yet, oldest first."""
+        unread = [each for each in self.log.segments if each.state is SegmentState.UNREAD]
+        unread.sort(key=lambda segment: segment.sequence)
+        newest = {segment.disk: segment for segment in unread}  # the last of each directory
+        waiting = deque(unread)
+        ahead: deque[asyncio.Task[Index]] = deque()
+        try:
+            while waiting or ahead:
+                while waiting and len(ahead) < SEGMENTS_IN_FLIGHT:
+                    ahead.append(asyncio.create_task(self._read(waiting.popleft())))
+                index = await ahead[0]
+                ahead.popleft()
+                for batch in self._take(index, is_newest=newest[index.segment.disk] is index.segment):
+                    yield batch
+                await self._finish(index)
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    # --------------------------------------------------------------- one segment
+
+    async def _read(self, segment: Segment) -> Index:
+        layout, stripe = self.roller.layout, self.stripes[segment.disk]
+        io, file = stripe.io, stripe.files[segment.index]
+        index = Index(segment)
+        with io.pages(layout.first_page - 1) as memory:
+            try:
+                await io.read(file, [memory], PAGE_BYTES, partial(_load_maps, segment, memory, layout))
+            except TierFault as fault:
+                self.failed(fault)
+                index.maps_damaged = True
+                return index
+        try:
+            trailer = await self._trailer(segment, layout)
+            if trailer is not None:
+                index.footer = await self._footer(segment, trailer, layout)
+                return index
+        except TierFault as fault:
+            self.failed(fault)
+            index.footer_damaged = True
+        index.scan = await scan(io, file, layout, segment.salt, segment.dead)
+        return index
+
+    async def _trailer(self, segment: Segment, layout: Layout) -> Trailer | None:
+        stripe = self.stripes[segment.disk]
+        with stripe.io.pages(1) as memory:
+            parse = partial(parse_trailer, memory, layout, segment.salt)
+            return await stripe.io.read(
+                stripe.files[segment.index], [memory], layout.trailer_page * PAGE_BYTES, parse
+            )
+
+    async def _footer(self, segment: Segment, trailer: Trailer, layout: Layout) -> Footer:
+        stripe = self.stripes[segment.disk]
+        with stripe.io.pages(trailer.footer_count) as memory:
+            parse = partial(parse_footer, memory, trailer, layout, segment.salt)
+            return await stripe.io.read(
+                stripe.files[segment.index], [memory], trailer.footer_page * PAGE_BYTES, parse
+            )
+
+    def _take(self, index: Index, *, is_newest: bool) -> list[FoundBatch]:
+        """Enter what a segment holds into the log, and return its records in batches."""
+        segment = index.segment
+        segment.next_page = self.roller.layout.first_page
+        self.census.maps_damaged += index.maps_damaged
+        self.census.footers_damaged += index.footer_damaged
+        if index.footer is not None:
+            segment.state = SegmentState.SEALED
+            if index.footer.rows:
+                last = index.footer.rows[-1]
+                segment.next_page = last[0] + last[1]
+            return self._enter(segment, index.footer)
+        if index.scan is None:
+            segment.state = SegmentState.RECLAIMING  # to be cleared
+            return []
+        self._enter_scan(segment, index.scan, may_resume=is_newest and not index.footer_damaged)
+        batches = self._enter(segment, _as_footer(index.scan))
+        entries = {entry.page: entry for entry in index.scan.entries}
+        for slot in list(self.log.live_slots(segment)):
+            page = self.log.table.place(slot)[1]
+            segment.entries[page] = (slot, entries[page])
+        return batches
+
+    def _enter_scan(self, segment: Segment, found: Scan, *, may_resume: bool) -> None:
+        self.census.scanned += 1
+        self.census.torn += len(found.torn)
+        self.census.unreadable += found.unreadable
+        segment.next_page = found.end
+        for entry in found.entries:
+            segment.footer.add(entry.block, entry.shape)
+        for page in found.torn:
+            self._kills.append(self.stripes[segment.disk].kill(segment, page))
+        disk = self.log.disks[segment.disk]
+        if may_resume and disk.active is None and not self.stripes[segment.disk].rolling.locked():
+            segment.state = SegmentState.ACTIVE
+            disk.active = segment
+        else:
+            segment.state = SegmentState.SEALING
+
+    def _enter(self, segment: Segment, footer: Footer) -> list[FoundBatch]:
+        """Records that are not dropped, and not met before."""
+        known = [self._locations.setdefault(group, {}) for group in footer.groups]
+        dead = segment.dead.is_dead if segment.dead.any else None
+        fresh: list[tuple[int, int, int, int, bytes, bytes]] = []
+        here: set[tuple[int, bytes]] = set()
+        for row in reversed(footer.rows):  # of two in one segment the later one counts
+            if dead is not None and dead(row[0]):
                 continue
-            keys.add(block.key)
-            batch = batches.setdefault(group, FoundBatch(*group, slot_bytes, []))
-            batch.blocks.append(FoundBlock(block.key, block.parent, first_location + slot))
-        self._count_blank(slots, first_location)
-        self.found += len(slots.records) - len(second)
-        self.damaged += len(slots.damaged)
-        self.duplicates += len(second)
-        return list(batches.values()), second
+            name = (row[3], row[4])
+            if name in here:
+                self._second(segment, row[0])
+                continue
+            here.add(name)
+            if row[4] in known[row[3]]:
+                self._newer(segment, row[0], row[1], known[row[3]][row[4]])
+            else:
+                fresh.append(row)
+        fresh.reverse()
+        slots = self.log.settle(segment, [(row[0], row[1]) for row in fresh])
+        segment.slots.extend(slots)
+        self.census.found += len(fresh)
+        return self._batches(footer, fresh, known, slots)
+
+    def _batches(
+        self,
+        footer: Footer,
+        rows: Sequence[tuple[int, int, int, int, bytes, bytes]],
+        known: Sequence[dict[bytes, int]],
+        slots: range,
+    ) -> list[FoundBatch]:
+        kinds: dict[tuple[int, int, int], list[FoundBlock]] = {}
+        location_of = self.log.table.location
+        for row, slot in zip(rows, slots, strict=True):
+            _, pages, shape, group, key, parent = row
+            location = location_of(slot)
+            known[group][key] = location
+            block = FoundBlock(BlockKey(key), BlockKey(parent), location)
+            kind = (group, pages, shape)
+            if kind in kinds:
+                kinds[kind].append(block)
+            else:
+                kinds[kind] = [block]
+        return [
+            FoundBatch(
+                *footer.groups[group], pages * PAGE_BYTES, blocks[at : at + BATCH_BLOCKS_MAX], footer.shapes[shape]
+            )
+            for (group, pages, shape), blocks in kinds.items()
+            for at in range(0, len(blocks), BATCH_BLOCKS_MAX)
+        ]
+
+    def _second(self, segment: Segment, page: int) -> None:
+        self.census.duplicates += 1
+        self._kills.append(self.stripes[segment.disk].kill(segment, page))
+
+    def _newer(self, segment: Segment, page: int, pages: int, location: int) -> None:
+        """A record that is known already, written again later: it lies here from now on."""
+        slot = self.log.table.slot(location)
+        if slot is None or self.log.table.pages(slot) != pages:  # dropped since it was told, or cut otherwise
+            self._second(segment, page)
+            return
+        old, old_page = self.log.take_newer(slot, segment, page)
+        segment.slots.append(slot)
+        self._older.append(old)
+        self._second(old, old_page)
+
+    async def _finish(self, index: Index) -> None:
+        """What a segment needs on disk after it was read: drops of what is not wanted, an end, or emptying."""
+        kills, self._kills = self._kills, []
+        cancelled = [await settle(kill) for kill in kills]
+        for kill in kills:
+            with suppress(TierFault):
+                kill.result()
+        if any(cancelled):
+            raise asyncio.CancelledError
+        segment = index.segment
+        if segment.state is SegmentState.RECLAIMING:
+            try:
+                await self.stripes[segment.disk].clear(segment, self.roller.layout)
+            except TierFault as fault:
+                self.failed(fault)
+                segment.state = SegmentState.BROKEN
+            else:
+                self.log.freed(segment)
+        self.roller.write_ended(segment)
+        for each in (segment, *self._older):
+            self.log.free_if_empty(each)
+        self._older.clear()
+
+
+def _load_maps(segment: Segment, memory: memoryview, layout: Layout) -> None:
+    for number in range(layout.map_count):
+        at = 2 * number * PAGE_BYTES
+        segment.dead.load(number, memory[at : at + 2 * PAGE_BYTES], segment.salt)
+
+
+def _as_footer(found: Scan) -> Footer:
+    """A scan in the footer's words."""
+    groups: dict[Group, int] = {}
+    shapes: dict[tuple[int, ...], int] = {}
+    rows = []
+    for entry in found.entries:
+        block = entry.block
+        group = groups.setdefault((block.namespace, block.shard), len(groups))
+        shape = shapes.setdefault(entry.shape, len(shapes))
+        rows.append((entry.page, entry.pages, shape, group, bytes(block.key), bytes(block.parent)))
+    return Footer(list(groups), list(shapes), rows)

@@ -15,8 +15,8 @@ _SLOT_MASK = (1 << SLOT_BITS) - 1
 _PAGE_BITS = 32
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
 
-GONE, LIVE, WAS_READ, DAMAGED = 0, 1, 2, 4
-"""Bits of a record's state: it is there; somebody read it since it was last written; its bytes were found wrong."""
+GONE, LIVE, WAS_READ, DAMAGED, LEAVING = 0, 1, 2, 4, 8
+"""Bits of a record's state: it is there; read since it was last written; found damaged; its drop is on the way to disk."""
 
 
 class RecordTable:
@@ -96,9 +96,12 @@ class RecordTable:
     def mark(self, slot: int, bit: int) -> None:
         self._states[slot] |= bit
 
+    def unmark(self, slot: int, bit: int) -> None:
+        self._states[slot] &= ~bit
+
     def has(self, slot: int, bit: int) -> bool:
         return bool(self._states[slot] & bit)
 
-    def count(self, bit: int) -> int:
-        """Records with this bit; one pass, for status."""
-        return sum(1 for state in self._states if state & bit) if bit != LIVE else len(self)
+    def count_damaged(self) -> int:
+        """Records found damaged and not dropped yet; one pass, for status."""
+        return sum(self._states.count(state) for state in range(16) if state & LIVE and state & DAMAGED)
