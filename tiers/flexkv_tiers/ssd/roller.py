@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
@@ -30,7 +31,7 @@ class Roller:
         self._stripes = stripes
         self._sealed = sealed
         self._failed = failed
-        self._sealing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()  # segments being opened or sealed
 
     @property
     def layout(self) -> Layout:
@@ -40,8 +41,18 @@ class Roller:
     async def open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
         """Open another segment unless somebody did since `seen` was the active one; False when none may be opened.
 
-        Raises TierFault, FULL when the disk has no room for its file.
+        Raises TierFault, FULL when the disk has no room for its file. Runs to its end also when the caller is cancelled.
         """
+        opening = asyncio.create_task(self._open_next(number, seen, rewriting=rewriting))
+        self._tasks.add(opening)
+        opening.add_done_callback(self._end_task)
+        return await asyncio.shield(opening)
+
+    def _end_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        task.exception()  # whoever waits for it raises it; if nobody does any more, it is not an accident
+
+    async def _open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
         disk, stripe = self._log.disks[number], self._stripes[number]
         async with stripe.rolling:
             if disk.active is not seen:
@@ -113,8 +124,8 @@ class Roller:
         if segment.state is not SegmentState.SEALING or segment.writes:
             return
         task = asyncio.create_task(self._seal(segment))
-        self._sealing.add(task)
-        task.add_done_callback(self._sealing.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _seal(self, segment: Segment) -> None:
         entries = sorted((entry for _, entry in segment.entries.values()), key=lambda entry: entry.page)
@@ -130,6 +141,6 @@ class Roller:
         self._sealed(segment.disk)
 
     async def close(self) -> None:
-        """Let footers that are being written end."""
-        while self._sealing:
-            await asyncio.wait(self._sealing)
+        """Let segments that are being opened or sealed end that."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
