@@ -86,8 +86,34 @@ class DramTable:
 class SsdTable:
     """[ssd]: the disk tier."""
 
-    directory: str = key(Kind.TEXT, "Directory of the records; one daemon at a time.", low=1)
-    bytes: int = key(Kind.SIZE, "Room the records may take.", low=MIB, high=1 << 55)
+    directory: tuple[str, ...] = key(
+        Kind.TEXTS,
+        "Directory of the records, or a list of directories (one per disk) over which they are striped; "
+        "one daemon at a time.",
+        low=1,
+        high=16,
+    )
+    bytes: int = key(Kind.SIZE, "Room the segment files may take, all directories together.", low=MIB, high=1 << 55)
+    segment_bytes: int = key(
+        Kind.SIZE,
+        "Size of a segment file; 0: chosen by capacity and first record. Fixed once a directory has segments.",
+        0,
+        high=64 * GIB,
+    )
+    write_amplification_max: float = key(
+        Kind.NUMBER,
+        "Bytes written to the disk per byte of new records: reclaim rewrites live records within it and lets go of "
+        "the rest.",
+        1.5,
+        low=1,
+        high=10,
+    )
+    free_space_reserve_bytes: str = key(
+        Kind.TEXT,
+        'Room of the file system that stays free, like "1GiB"; auto: a fiftieth of it, at most 1 GiB.',
+        "auto",
+        low=1,
+    )
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)
     reads_in_flight_max: int = key(Kind.COUNT, "Blocks read at the same time.", 8, low=1, high=256)

@@ -29,6 +29,7 @@ class Kind(Enum):
     SWITCH = "switch"
     TEXT = "text"
     INTEGERS = "list of integers"
+    TEXTS = "string or list of strings"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Key:
                 return "true or false"
             case Kind.TEXT:
                 return "a string that is not empty" if self.low else "a string"
+            case Kind.TEXTS:
+                return f"a string that is not empty, or a list of at most {int(self.high)} different ones"
             case Kind.INTEGERS:
                 return f"a list of at most {INTEGERS_MAX} whole numbers from {int(self.low)} to {int(self.high)}"
 
@@ -139,6 +142,8 @@ def _in_range(accepted: Key, value: Any) -> bool:
             return len(value) <= INTEGERS_MAX and all(accepted.low <= each <= accepted.high for each in value)
         case Kind.TEXT:
             return len(value) >= accepted.low
+        case Kind.TEXTS:
+            return accepted.low <= len(value) <= accepted.high and all(value) and len(set(value)) == len(value)
         case Kind.SWITCH:
             return True
 
@@ -171,6 +176,12 @@ def _integers(value: object) -> tuple[int, ...] | None:
     return tuple(value)
 
 
+def _texts(value: object) -> tuple[str, ...] | None:
+    """One string stands for a list of one."""
+    texts = [_text(each) for each in (value if isinstance(value, list) else [value])]
+    return None if None in texts else tuple(text for text in texts if text is not None)
+
+
 _READERS: dict[Kind, Callable[[object], Any]] = {
     Kind.SIZE: _size,
     Kind.COUNT: _count,
@@ -178,4 +189,5 @@ _READERS: dict[Kind, Callable[[object], Any]] = {
     Kind.SWITCH: _switch,
     Kind.TEXT: _text,
     Kind.INTEGERS: _integers,
+    Kind.TEXTS: _texts,
 }

@@ -103,6 +103,7 @@ class Cleaner:
 
     async def _step(self) -> bool:
         """Empty one segment if that is due; False when there is nothing to do now."""
+        self._waiters = [waiter for waiter in self._waiters if not waiter.done()]  # some were cancelled
         if self._waiters and self._log.may_open(self._number, rewriting=False):
             self._answer(True)
         few = self._disk.free_count < spare_count(self._disk.segments_planned) + 1
