@@ -98,7 +98,9 @@ class Ring:
         self._tail, self._head = self._words[self._tail_at], self._words[self._head_at]
         for index in range(entries):  # the array of indices stays the identity
             self._words[submission[6] // 4 + index] = index
-        _call(_REGISTER, self._ring, _REGISTER_EVENTFD, ctypes.create_string_buffer(struct.pack("=i", self.event), 4), 1)
+        _call(
+            _REGISTER, self._ring, _REGISTER_EVENTFD, ctypes.create_string_buffer(struct.pack("=i", self.event), 4), 1
+        )
 
     def _map(self, descriptor: int, length: int, offset: int) -> mmap.mmap:
         area = mmap.mmap(descriptor, length, offset=offset)
