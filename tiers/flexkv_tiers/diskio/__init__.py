@@ -1,7 +1,7 @@
 """Disk I/O past the page cache: one interface, three engines, and one that breaks things on purpose.
 
 `choice` picks the engine; `base` is the interface; `uring`, `threads` and `portable` serve it;
-`faulty` wraps any of them. `files` opens files, `lineup` decides who goes next.
+`faulty` wraps any of them, for tests. `files` opens files, `lineup` decides who goes next.
 """
 
 from flexkv_tiers.diskio.base import DiskFuture, DiskIo, nothing, settle

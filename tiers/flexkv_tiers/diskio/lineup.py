@@ -74,3 +74,7 @@ class Lineup(Generic[T]):
 
     def running(self, kind: Kind) -> int:
         return self._running[kind]
+
+    def any(self) -> T | None:
+        """One of those that wait."""
+        return next((item for queue in self._waiting for item in queue), None)
