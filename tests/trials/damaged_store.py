@@ -20,10 +20,8 @@ from .stored import Objects, Segments, Store
 INTACT = 8
 """Blocks that are left alone: they must be served throughout."""
 PREFIX = "trial"
-AT_START = {"found_damaged", "found_blank", "found_duplicate", "listed_damaged"}
+AT_START = {"found_torn", "found_footers_damaged", "found_maps_damaged", "found_headers_damaged", "listed_damaged"}
 """What the tiers call damage they meet at start."""
-UNSEEN_AT_START = frozenset({"cut to nothing"})
-"""On SSD a file cut between two slots: nothing tells that a record was there."""
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,19 @@ def acquire(directories: Sequence[Path]) -> list[Held]:
         raise
 
 
+def acquire_existing(directory: Path) -> Held:
+    """Lock a directory that is an SSD tier's already, whatever set it is of. Raises FlexKVError as `acquire`."""
+    with _coded(directory):
+        if not directory.is_dir():
+            raise _os_error(errno.ENOENT)
+        if _read_marker(directory) is None:
+            raise _foreign(directory, f"it has no {MARKER_NAME}")
+        lock = _lock(directory)
+        marker = _read_marker(directory)
+        assert marker is not None
+        return Held(directory, bytes.fromhex(marker.id), lock)
+
+
 @contextmanager
 def _coded(directory: Path) -> Iterator[None]:
     try:

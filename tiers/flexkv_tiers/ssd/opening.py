@@ -20,7 +20,7 @@ from flexkv_tiers.ssd.stripe import Stripe
 
 
 @dataclass(slots=True)
-class _Met:
+class Met:
     """A segment file met at start. `header` is None when it is no header of this file."""
 
     number: int
@@ -40,7 +40,7 @@ async def adopt_segments(
     `share_bytes` is the capacity of each directory, `segment_bytes` what the configuration wants (0: whatever
     is there). Raises FlexKVError.
     """
-    met = [await _meet(stripe) for stripe in stripes]
+    met = [await meet_segments(stripe) for stripe in stripes]
     sizes = {each.header.segment_bytes for files in met for each in files if each.header is not None}
     if not sizes:
         for stripe, files in zip(stripes, met, strict=True):
@@ -67,7 +67,7 @@ async def adopt_segments(
             _adopt(log, number, stripe, each, size_bytes, census)
 
 
-def _adopt(log: Log, number: int, stripe: Stripe, met: _Met, size_bytes: int, census: Census) -> None:
+def _adopt(log: Log, number: int, stripe: Stripe, met: Met, size_bytes: int, census: Census) -> None:
     whole = met.header is not None and met.header.segment_bytes == size_bytes
     census.headers_damaged += not whole
     state = SegmentState.UNREAD if whole and met.sequence != FREE else SegmentState.FREE
@@ -79,7 +79,8 @@ def _adopt(log: Log, number: int, stripe: Stripe, met: _Met, size_bytes: int, ce
         log.sequence = max(log.sequence, segment.sequence)
 
 
-async def _meet(stripe: Stripe) -> list[_Met]:
+async def meet_segments(stripe: Stripe) -> list[Met]:
+    """Open every segment file of a directory and read its header. Raises FlexKVError."""
     try:
         files = await stripe.io.run(partial(_open_all, stripe))
     except OSError as error:
@@ -94,7 +95,7 @@ async def _meet(stripe: Stripe) -> list[_Met]:
                 pass
         if header is not None and (header.directory, header.number) != (stripe.held.id, number):
             header = None  # a copy from elsewhere
-        met.append(_Met(number, file, header))
+        met.append(Met(number, file, header))
     return met
 
 
@@ -103,7 +104,7 @@ def _open_all(stripe: Stripe) -> list[tuple[int, DiskFile]]:
     return [(each.number, stripe.io.open(directories.segment_path(stripe.directory, each.number))) for each in found]
 
 
-async def _remove(stripe: Stripe, files: Sequence[_Met]) -> None:
+async def _remove(stripe: Stripe, files: Sequence[Met]) -> None:
     def remove() -> None:
         for each in files:
             each.file.close()

@@ -18,7 +18,7 @@ from flexkv_py.core.messages import FoundBlock
 from flexkv_py.keys import BlockKey
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskFuture, settle
-from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, Trailer, parse_footer, parse_trailer
+from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, parse_footer, parse_trailer
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
@@ -91,7 +91,9 @@ class Recovery:
         try:
             while waiting or ahead:
                 while waiting and len(ahead) < SEGMENTS_IN_FLIGHT:
-                    ahead.append(asyncio.create_task(self._read(waiting.popleft())))
+                    segment = waiting.popleft()
+                    reading = read_index(self.stripes[segment.disk], segment, self.roller.layout, self.failed)
+                    ahead.append(asyncio.create_task(reading))
                 index = await ahead[0]
                 ahead.popleft()
                 for batch in self._take(index, is_newest=newest[index.segment.disk] is index.segment):
@@ -103,44 +105,6 @@ class Recovery:
             await asyncio.gather(*ahead, return_exceptions=True)
 
     # --------------------------------------------------------------- one segment
-
-    async def _read(self, segment: Segment) -> Index:
-        layout, stripe = self.roller.layout, self.stripes[segment.disk]
-        io, file = stripe.io, stripe.files[segment.index]
-        index = Index(segment)
-        with io.pages(layout.first_page - 1) as memory:
-            try:
-                await io.read(file, [memory], PAGE_BYTES, partial(_load_maps, segment, memory, layout))
-            except TierFault as fault:
-                self.failed(fault)
-                index.maps_damaged = True
-                return index
-        try:
-            trailer = await self._trailer(segment, layout)
-            if trailer is not None:
-                index.footer = await self._footer(segment, trailer, layout)
-                return index
-        except TierFault as fault:
-            self.failed(fault)
-            index.footer_damaged = True
-        index.scan = await scan(io, file, layout, segment.salt, segment.dead)
-        return index
-
-    async def _trailer(self, segment: Segment, layout: Layout) -> Trailer | None:
-        stripe = self.stripes[segment.disk]
-        with stripe.io.pages(1) as memory:
-            parse = partial(parse_trailer, memory, layout, segment.salt)
-            return await stripe.io.read(
-                stripe.files[segment.index], [memory], layout.trailer_page * PAGE_BYTES, parse
-            )
-
-    async def _footer(self, segment: Segment, trailer: Trailer, layout: Layout) -> Footer:
-        stripe = self.stripes[segment.disk]
-        with stripe.io.pages(trailer.footer_count) as memory:
-            parse = partial(parse_footer, memory, trailer, layout, segment.salt)
-            return await stripe.io.read(
-                stripe.files[segment.index], [memory], trailer.footer_page * PAGE_BYTES, parse
-            )
 
     def _take(self, index: Index, *, is_newest: bool) -> list[FoundBatch]:
         """Enter what a segment holds into the log, and return its records in batches."""
@@ -269,6 +233,42 @@ class Recovery:
         for each in (segment, *self._older):
             self.log.free_if_empty(each)
         self._older.clear()
+
+
+async def read_index(
+    stripe: Stripe, segment: Segment, layout: Layout, failed: Callable[[TierFault], None]
+) -> Index:
+    """Read a segment's dead maps, then its footer or else all of it. `failed` hears what was damaged."""
+    io, file = stripe.io, stripe.files[segment.index]
+    index = Index(segment)
+    with io.pages(layout.first_page - 1) as memory:
+        try:
+            await io.read(file, [memory], PAGE_BYTES, partial(_load_maps, segment, memory, layout))
+        except TierFault as fault:
+            failed(fault)
+            index.maps_damaged = True
+            return index
+    try:
+        index.footer = await read_footer(stripe, segment, layout)
+    except TierFault as fault:
+        failed(fault)
+        index.footer_damaged = True
+    if index.footer is None:
+        index.scan = await scan(io, file, layout, segment.salt, segment.dead)
+    return index
+
+
+async def read_footer(stripe: Stripe, segment: Segment, layout: Layout) -> Footer | None:
+    """A segment's footer; None when this life of it was never sealed. Raises TierFault, CORRUPT when it is damaged."""
+    io, file = stripe.io, stripe.files[segment.index]
+    with io.pages(1) as memory:
+        parse = partial(parse_trailer, memory, layout, segment.salt)
+        trailer = await io.read(file, [memory], layout.trailer_page * PAGE_BYTES, parse)
+    if trailer is None:
+        return None
+    with io.pages(max(1, trailer.footer_count)) as memory:
+        job = partial(parse_footer, memory, trailer, layout, segment.salt)
+        return await io.read(file, [memory], trailer.footer_page * PAGE_BYTES, job)
 
 
 def _load_maps(segment: Segment, memory: memoryview, layout: Layout) -> None:

@@ -41,6 +41,13 @@ def segment_bytes_for(record_pages: int, capacity_bytes: int) -> int:
     return pages * PAGE_BYTES if 2 * pages * PAGE_BYTES <= capacity_bytes else 0
 
 
+def planned_usable_bytes(capacity_bytes: int, directory_count: int, segment_bytes: int) -> int:
+    """`usable_bytes` as far as it is known before anything is opened; `segment_bytes` 0 aims at the target size."""
+    share_bytes = capacity_bytes // directory_count
+    planned = segment_bytes // PAGE_BYTES * PAGE_BYTES or target_segment_bytes(share_bytes)
+    return usable_bytes(planned, [share_bytes // planned] * directory_count)
+
+
 def usable_bytes(segment_bytes: int, segment_counts: list[int]) -> int:
     """What live records may take in directories of so many segments: all but spare segments, headers, maps, footers."""
     layout = Layout(segment_bytes)

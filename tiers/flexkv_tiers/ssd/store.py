@@ -30,7 +30,7 @@ from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
-from flexkv_tiers.ssd.sizes import segment_bytes_for, target_segment_bytes, usable_bytes
+from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, target_segment_bytes
 from flexkv_tiers.ssd.status import status_of
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
@@ -80,8 +80,7 @@ class SsdStore:
             )
         self._capacity_bytes = capacity_bytes
         self._segment_bytes = segment_bytes // ALIGN_BYTES * ALIGN_BYTES
-        planned = self._segment_bytes or target_segment_bytes(self._share_bytes)
-        self.usable_bytes = usable_bytes(planned, [self._share_bytes // planned] * len(self._directories))
+        self.usable_bytes = planned_usable_bytes(capacity_bytes, len(self._directories), segment_bytes)
         """What of the capacity live records may take: without spare segments, headers, maps and footers."""
         self._arena = arena
         self._listener = listener

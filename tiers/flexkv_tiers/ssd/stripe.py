@@ -67,7 +67,7 @@ class Stripe:
     def _check_room(self, segment_bytes: int) -> None:
         disk = os.statvfs(self.directory)
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < segment_bytes + self._reserve_bytes:
-            raise OSError(errno.ENOSPC, f"{self._reserve_bytes} bytes of the file system are to stay free")
+            raise OSError(errno.ENOSPC, f"No space left beyond the {self._reserve_bytes} bytes that stay free")
 
     async def has_room(self, segment_bytes: int) -> bool:
         """Whether the disk would take another segment now."""
