@@ -180,6 +180,12 @@ class DeadMap:
         bit = page // MAP_BIT_PAGES
         return bool(self.bits[bit >> 3] >> (bit & 7) & 1)
 
+    @property
+    def end(self) -> int:
+        """The first page that no bit that is set, nor one before it, stands for."""
+        last = len(self.bits.rstrip(b"\0"))
+        return MAP_BIT_PAGES * (8 * (last - 1) + self.bits[last - 1].bit_length()) if last else 0
+
     def pack(self, number: int, salt: bytes) -> bytes:
         """The next version of one map page, twice: one copy damaged or torn never hides what the other says."""
         self.counters[number] += 1

@@ -8,6 +8,7 @@ dropped. `SsdStore.found` is the only caller.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from flexkv_tiers.ssd.stripe import Stripe
 
 SEGMENTS_IN_FLIGHT = 4
 """Segments whose footers are read ahead."""
+RESUME_SHARE_MIN = 8
+"""A sealed segment is filled further only when at least one part in so many of it is left."""
 BATCH_BLOCKS_MAX = 4096
 """Blocks told at a time: bounds how long whoever hears of them is busy."""
 
@@ -66,6 +69,7 @@ class Index:
     scan: Scan | None = None
     maps_damaged: bool = False
     footer_damaged: bool = False
+    resume: bool = False  # records may be added to it
 
 
 @dataclass(slots=True)
@@ -114,36 +118,43 @@ class Recovery:
         self.census.footers_damaged += index.footer_damaged
         if index.footer is not None:
             segment.state = SegmentState.SEALED
-            if index.footer.rows:
-                last = index.footer.rows[-1]
-                segment.next_page = last[0] + last[1]
+            end = sum(index.footer.rows[-1][:2]) if index.footer.rows else 0
+            segment.next_page = max(segment.next_page, end, segment.dead.end)
+            index.resume = is_newest and self._has_room(segment)
             return self._enter(segment, index.footer)
         if index.scan is None:
             segment.state = SegmentState.RECLAIMING  # to be cleared
             return []
-        self._enter_scan(segment, index.scan, may_resume=is_newest and not index.footer_damaged)
-        batches = self._enter(segment, _as_footer(index.scan))
-        entries = {entry.page: entry for entry in index.scan.entries}
-        for slot in list(self.log.live_slots(segment)):
-            page = self.log.table.place(slot)[1]
-            segment.entries[page] = (slot, entries[page])
+        self._count_scan(segment, index.scan)
+        segment.state = SegmentState.SEALING
+        index.resume = is_newest and not index.footer_damaged
+        index.footer = _as_footer(index.scan)
+        batches = self._enter(segment, index.footer)
+        self._keep_entries(segment, index.footer)
         return batches
 
-    def _enter_scan(self, segment: Segment, found: Scan, *, may_resume: bool) -> None:
+    def _has_room(self, segment: Segment) -> bool:
+        layout = self.roller.layout
+        return (layout.trailer_page - segment.next_page) * RESUME_SHARE_MIN >= layout.pages
+
+    def _count_scan(self, segment: Segment, found: Scan) -> None:
         self.census.scanned += 1
         self.census.torn += len(found.torn)
         self.census.unreadable += found.unreadable
-        segment.next_page = found.end
-        for entry in found.entries:
-            segment.footer.add(entry.block, entry.shape)
         for page in found.torn:
             self._kills.append(self.stripes[segment.disk].kill(segment, page))
-        disk = self.log.disks[segment.disk]
-        if may_resume and disk.active is None and not self.stripes[segment.disk].rolling.locked():
-            segment.state = SegmentState.ACTIVE
-            disk.active = segment
-        else:
-            segment.state = SegmentState.SEALING
+        segment.next_page = max(found.end, segment.dead.end)
+
+    def _keep_entries(self, segment: Segment, footer: Footer) -> None:
+        """What a footer will be made of."""
+        entries = {entry.page: entry for entry in footer.entries()}
+        for entry in entries.values():
+            segment.footer.add(entry.block, entry.shape)
+        slots, segment.slots = segment.slots, array("I")
+        for slot in slots:
+            page = self.log.table.place(slot)[1]
+            if self.log.table.lies_at(slot, segment.index, page):
+                segment.entries[page] = (slot, entries[page])
 
     def _enter(self, segment: Segment, footer: Footer) -> list[FoundBatch]:
         """Records that are not dropped, and not met before."""
@@ -229,10 +240,29 @@ class Recovery:
                 segment.state = SegmentState.BROKEN
             else:
                 self.log.freed(segment)
+        if index.resume:
+            await self._resume(segment, index)
         self.roller.write_ended(segment)
         for each in (segment, *self._older):
             self.log.free_if_empty(each)
         self._older.clear()
+
+    async def _resume(self, segment: Segment, index: Index) -> None:
+        """Go on filling the segment the last life wrote to last, unless another was opened meanwhile."""
+        stripe, disk = self.stripes[segment.disk], self.log.disks[segment.disk]
+        async with stripe.rolling:
+            if disk.active is not None:
+                return
+            if segment.state is SegmentState.SEALED:
+                try:
+                    await stripe.unseal(segment, self.roller.layout)
+                except TierFault as fault:
+                    self.failed(fault)
+                    return
+                assert index.footer is not None
+                self._keep_entries(segment, index.footer)
+            segment.state = SegmentState.ACTIVE
+            disk.active = segment
 
 
 async def read_index(

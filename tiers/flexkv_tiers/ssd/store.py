@@ -155,6 +155,8 @@ class SsdStore:
             while self._running:
                 self._idle.clear()
                 await self._idle.wait()
+            for number in range(len(self._stripes)):
+                self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
             await self._roller.close()
             for stripe in self._stripes:
                 await stripe.close()

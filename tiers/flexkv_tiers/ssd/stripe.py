@@ -105,6 +105,10 @@ class Stripe:
         first, raw = await self.io.run(partial(pack_footer, layout, segment.salt, entries))
         await self._write(segment, first, raw, sync=True)
 
+    async def unseal(self, segment: Segment, layout: Layout) -> None:
+        """Take the trailer away, durably, so that records can be added behind those of the footer. Raises TierFault."""
+        await self._write(segment, layout.trailer_page, bytes(PAGE_BYTES), sync=True)
+
     def _header(self, segment: Segment, layout: Layout, salt: bytes, sequence: int) -> bytes:
         return pack_segment_header(SegmentHeader(self.held.id, segment.number, layout.segment_bytes, salt, sequence))
 
