@@ -126,6 +126,7 @@ class Log:
         self.layout: Layout | None = None  # until the first segment is met or made
         self.sequence = FREE
         self.live_pages = 0
+        self.recovering = False  # segments of the last life are being read: more may come free
         self.older: dict[int, tuple[Segment, int]] = {}  # slot -> where it lay, while that segment is not free yet
         self._usable_pages = usable_bytes // PAGE_BYTES
         self._claimed_pages = 0  # of writes admitted and not ended
@@ -345,6 +346,12 @@ class Log:
         return slots
 
     # ---------------------------------------------------------------- account
+
+    @property
+    def room_pages(self) -> int:
+        """Pages of a segment between its maps and its trailer."""
+        assert self.layout is not None
+        return self.layout.trailer_page - self.layout.first_page
 
     def used_pages(self, segment: Segment) -> int:
         """Pages taken by records, live, dead or void."""

@@ -114,9 +114,9 @@ class Cleaner:
         victim = choose_victim(self._log, self._number, urgent=urgent, may_lose=not self._stripe.cut)
         if victim is None:
             busy = any(each.state is SegmentState.SEALING or each.readers for each in self._disk.segments)
-            if urgent and not busy:
+            if urgent and not busy and not self._log.recovering:
                 self._answer(False)
-            return False  # the end of a seal, a read or a drop wakes this again
+            return False  # the end of a seal, a read, a drop or the recovery wakes this again
         if await self._reclaim(victim):
             if self._disk.for_cleaner and self._log.may_open(self._number, rewriting=True):
                 self._disk.for_cleaner = False

@@ -179,7 +179,7 @@ class SsdStore:
 
     async def found(self) -> AsyncIterator[FoundBatch]:
         """What survived the last life, in bounded batches, oldest first."""
-        self._recovering = DiskFuture()
+        self._recovering, self._log.recovering = DiskFuture(), True
         try:
             recovery = Recovery(self._log, self._stripes, self._roller, self._census, self._failed)
             with self._moving_on():
@@ -187,7 +187,7 @@ class SsdStore:
                     yield batch
         finally:
             self._recovering.set_result(None)
-            self._recovering = None
+            self._recovering, self._log.recovering = None, False
             for cleaner in self._cleaners:
                 cleaner.wake()
 

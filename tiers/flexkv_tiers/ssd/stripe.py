@@ -58,7 +58,10 @@ class Stripe:
     def _create(self, number: int, segment_bytes: int) -> DiskFile:
         try:
             self._check_room(segment_bytes)
-            file = self.io.open(directories.segment_path(self.directory, number), create_bytes=segment_bytes)
+            partial_path = self.directory / directories.PARTIAL_SEGMENT_NAME  # a segment is whole or not there
+            partial_path.unlink(missing_ok=True)
+            file = self.io.open(partial_path, create_bytes=segment_bytes)
+            file.path = partial_path.rename(directories.segment_path(self.directory, number))
             directories.sync_directory(self.directory)
         except OSError as error:
             raise self._fault(error) from error
@@ -171,12 +174,6 @@ class Stripe:
             file.close()
         self.files.clear()
         os.close(self.held.lock)
-
-    def remove(self, segment_index: int) -> None:
-        """Delete a segment's file. Blocks; raises OSError."""
-        file = self.files.pop(segment_index)
-        file.close()
-        file.path.unlink(missing_ok=True)
 
     def _fault(self, error: OSError) -> TierFault:
         refusal = directories.refusal(self.directory, error)

@@ -67,10 +67,10 @@ async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
 async def _verify_segment(stripe: Stripe, index: int, met: Met) -> SegmentReport:
     report = SegmentReport(str(stripe.directory), met.number, "unknown")
     header = met.header
-    if header is None:
+    if header is None and not met.is_blank:
         report.damaged["segment header"] += 1
         return report
-    if header.sequence == FREE:
+    if header is None or header.sequence == FREE:
         report.state = "free"
         return report
     layout = Layout(header.segment_bytes)

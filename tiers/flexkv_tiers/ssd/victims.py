@@ -13,7 +13,7 @@ from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 
 DEAD_SHARE_MIN = 8
-"""Without need, a segment is emptied only when at least one page in so many of it is dead."""
+"""Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
 
 
 def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
@@ -23,24 +23,26 @@ def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segme
     where nothing is dead and live records may be lost, the oldest segment goes.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
-    with_dead = [each for each in sealed if log.used_pages(each) > each.live_pages]
-    if not urgent:
+    if urgent:
+        worthy = [each for each in sealed if _is_worth(log, each) or log.used_pages(each) > each.live_pages]
+    else:
         budget_pages = log.budget.left_bytes // PAGE_BYTES
-        with_dead = [
-            each
-            for each in with_dead
-            if each.live_pages <= budget_pages
-            and (log.used_pages(each) - each.live_pages) * DEAD_SHARE_MIN >= log.used_pages(each)
-        ]
-    if with_dead:
-        return max(with_dead, key=lambda each: _benefit(log, each))
+        worthy = [each for each in sealed if _is_worth(log, each) and each.live_pages <= budget_pages]
+    if worthy:
+        return max(worthy, key=lambda each: _benefit(log, each))
     if not urgent or not may_lose:
         return None
     return min(sealed, key=lambda each: each.sequence, default=None)
 
 
+def _is_worth(log: Log, segment: Segment) -> bool:
+    """Whether much of a segment is dead, or was never used because it was sealed early."""
+    room_pages = log.room_pages
+    return (room_pages - segment.live_pages) * DEAD_SHARE_MIN >= room_pages
+
+
 def _benefit(log: Log, segment: Segment) -> float:
-    live_share = segment.live_pages / log.used_pages(segment)
+    live_share = segment.live_pages / log.room_pages
     return (1 - live_share) * (log.sequence - segment.sequence + 1) / (1 + live_share)
 
 
@@ -53,7 +55,7 @@ def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
     worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
     left_pages = log.budget.left_bytes // PAGE_BYTES
     segment = log.segments[table.place(slots[0])[0]] if slots else None
-    if segment is not None and segment.live_pages >= log.used_pages(segment):
+    if segment is not None and segment.live_pages >= log.used_pages(segment) and not _is_worth(log, segment):
         left_pages = min(left_pages, segment.live_pages // 2)
     if sum(map(table.pages, worthy)) <= left_pages:
         return worthy
