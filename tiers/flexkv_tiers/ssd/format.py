@@ -51,6 +51,8 @@ Shape = tuple[int, ...]
 """Chunk lengths of a record, in bytes."""
 Group = tuple[NamespaceDigest, int]
 """Namespace and shard."""
+Row = tuple[int, int, int, int, BlockKey, BlockKey]
+"""An entry as the footer keeps it: page, pages, shape number, group number, key, parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +120,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Footer:
-    """A footer read back: `rows` are (page, pages, shape number, group number, key, parent), in order of place."""
+    """A footer read back, rows in order of place."""
 
     groups: list[Group]
     shapes: list[Shape]
-    rows: list[tuple[int, int, int, int, bytes, bytes]]
+    rows: list[Row]
 
     def entries(self) -> Iterable[Entry]:
         for page, pages, shape, group, key, parent in self.rows:
-            yield Entry(page, pages, BlockName(*self.groups[group], BlockKey(key), BlockKey(parent)), self.shapes[shape])
+            yield Entry(page, pages, BlockName(*self.groups[group], key, parent), self.shapes[shape])
 
 
 def pack_segment_header(header: SegmentHeader) -> bytes:

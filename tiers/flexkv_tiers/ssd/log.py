@@ -336,12 +336,12 @@ class Log:
         self.table.move(slot, segment.index, page)
         return old, old_page
 
-    def settle(self, segment: Segment, rows: Sequence[tuple[int, int]]) -> range:
-        """Enter the records a restart met in a segment: (page, pages) each. Returns their slots."""
-        slots = self.table.add_many(segment.index, [page for page, _ in rows], [pages for _, pages in rows])
-        pages = sum(pages for _, pages in rows)
+    def settle(self, segment: Segment, first_pages: Sequence[int], lengths: Sequence[int]) -> range:
+        """Enter the records a restart met in a segment. Returns their slots."""
+        slots = self.table.add_many(segment.index, first_pages, lengths)
+        pages = sum(lengths)
         segment.live_pages += pages
-        segment.live_count += len(rows)
+        segment.live_count += len(lengths)
         self.live_pages += pages
         return slots
 

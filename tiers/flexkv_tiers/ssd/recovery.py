@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 
 from flexkv_py.core.messages import FoundBlock
-from flexkv_py.keys import BlockKey
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskFuture, settle
-from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, parse_footer, parse_trailer
+from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, Row, parse_footer, parse_trailer
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
@@ -159,53 +158,29 @@ class Recovery:
     def _enter(self, segment: Segment, footer: Footer) -> list[FoundBatch]:
         """Records that are not dropped, and not met before."""
         known = [self._locations.setdefault(group, {}) for group in footer.groups]
-        dead = segment.dead.is_dead if segment.dead.any else None
-        fresh: list[tuple[int, int, int, int, bytes, bytes]] = []
-        here: set[tuple[int, bytes]] = set()
-        for row in reversed(footer.rows):  # of two in one segment the later one counts
-            if dead is not None and dead(row[0]):
-                continue
-            name = (row[3], row[4])
-            if name in here:
-                self._second(segment, row[0])
-                continue
-            here.add(name)
-            if row[4] in known[row[3]]:
-                self._newer(segment, row[0], row[1], known[row[3]][row[4]])
+        rows = footer.rows
+        if segment.dead.any:
+            rows = [row for row in rows if not segment.dead.is_dead(row[0])]
+        if not _all_new(rows, known):
+            rows = self._without_known(segment, rows, known)
+        slots = self.log.settle(segment, [row[0] for row in rows], [row[1] for row in rows])
+        segment.slots.extend(slots)
+        self.census.found += len(rows)
+        return _batches(footer, rows, known, self.log.table.locations(slots)) if rows else []
+
+    def _without_known(self, segment: Segment, rows: list[Row], known: Sequence[dict[bytes, int]]) -> list[Row]:
+        """Rows of blocks that no earlier segment has; of two in this one the later counts."""
+        fresh, here = [], set()
+        for row in reversed(rows):
+            page, pages, _, group, key, _ = row
+            if (group, key) in here:
+                self._second(segment, page)
+            elif key in known[group]:
+                self._newer(segment, page, pages, known[group][key])
             else:
                 fresh.append(row)
-        fresh.reverse()
-        slots = self.log.settle(segment, [(row[0], row[1]) for row in fresh])
-        segment.slots.extend(slots)
-        self.census.found += len(fresh)
-        return self._batches(footer, fresh, known, slots)
-
-    def _batches(
-        self,
-        footer: Footer,
-        rows: Sequence[tuple[int, int, int, int, bytes, bytes]],
-        known: Sequence[dict[bytes, int]],
-        slots: range,
-    ) -> list[FoundBatch]:
-        kinds: dict[tuple[int, int, int], list[FoundBlock]] = {}
-        location_of = self.log.table.location
-        for row, slot in zip(rows, slots, strict=True):
-            _, pages, shape, group, key, parent = row
-            location = location_of(slot)
-            known[group][key] = location
-            block = FoundBlock(BlockKey(key), BlockKey(parent), location)
-            kind = (group, pages, shape)
-            if kind in kinds:
-                kinds[kind].append(block)
-            else:
-                kinds[kind] = [block]
-        return [
-            FoundBatch(
-                *footer.groups[group], pages * PAGE_BYTES, blocks[at : at + BATCH_BLOCKS_MAX], footer.shapes[shape]
-            )
-            for (group, pages, shape), blocks in kinds.items()
-            for at in range(0, len(blocks), BATCH_BLOCKS_MAX)
-        ]
+            here.add((group, key))
+        return fresh[::-1]
 
     def _second(self, segment: Segment, page: int) -> None:
         self.census.duplicates += 1
@@ -299,6 +274,31 @@ async def read_footer(stripe: Stripe, segment: Segment, layout: Layout) -> Foote
     with io.pages(max(1, trailer.footer_count)) as memory:
         job = partial(parse_footer, memory, trailer, layout, segment.salt)
         return await io.read(file, [memory], trailer.footer_page * PAGE_BYTES, job)
+
+
+def _all_new(rows: list[Row], known: Sequence[dict[bytes, int]]) -> bool:
+    """Whether no block of these rows was met before, here or in an earlier segment: the usual case, quickly told."""
+    keys = {row[4] for row in rows}
+    return len(keys) == len(rows) and all(each.keys().isdisjoint(keys) for each in known)
+
+
+def _batches(footer: Footer, rows: list[Row], known: Sequence[dict[bytes, int]], locations: range) -> list[FoundBatch]:
+    """Rows by group, length and shape, in bounded batches; `known` learns of them. A million pass here: no step a row."""
+    kinds: dict[tuple[int, int, int], list[FoundBlock]] = {}
+    _, lengths, shapes, groups, keys, parents = zip(*rows, strict=True)
+    blocks = list(map(FoundBlock, keys, parents, locations))
+    if len(set(groups)) == len(set(lengths)) == len(set(shapes)) == 1:
+        known[groups[0]].update(zip(keys, locations, strict=True))
+        kinds[groups[0], lengths[0], shapes[0]] = blocks
+    else:
+        for group, pages, shape, block in zip(groups, lengths, shapes, blocks, strict=True):
+            known[group][block.key] = block.location
+            kinds.setdefault((group, pages, shape), []).append(block)
+    return [
+        FoundBatch(*footer.groups[group], pages * PAGE_BYTES, some[at : at + BATCH_BLOCKS_MAX], footer.shapes[shape])
+        for (group, pages, shape), some in kinds.items()
+        for at in range(0, len(some), BATCH_BLOCKS_MAX)
+    ]
 
 
 def _load_maps(segment: Segment, memory: memoryview, layout: Layout) -> None:
