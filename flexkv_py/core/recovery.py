@@ -56,7 +56,8 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
     # Until the geometry is known any size may be right: all are taken, each as the smallest, and reads tell them apart.
     if index.spec is None and (not index.record_bytes or event.record_bytes < index.record_bytes):
         _set_record_bytes(state, index, event.record_bytes)
-    foreign = index.spec is not None and event.record_bytes != index.record_bytes
+    # A record may be smaller than its block: compressed.
+    foreign = index.spec is not None and event.record_bytes > index.record_bytes
     for found in event.blocks:
         block = index.blocks.get(found.key)
         if block is not None and block.copy_in(event.tier) is not None:

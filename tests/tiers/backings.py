@@ -66,18 +66,26 @@ class SlowBacking(FakeBacking):
         self._plan = FaultPlan(seed=1, latency_ns=(0, 3_000_000))
 
 
+SEGMENT_BYTES = 266 << 12
+"""Four records of 260 KiB, a header, two map pages, and room for a footer and a trailer."""
+
+
 class SsdBacking:
     """A directory on a real disk."""
 
-    capacity_bytes: int | None = CAPACITY_BYTES
+    capacity_bytes: int | None = 16 * (260 << 10)
     direct = True
+    segments = (5,)
+    """Of each directory; one of them is spare."""
 
     def __init__(self, directory: Path, arena: Arena) -> None:
-        self._directory = directory / "tier"
+        self._directories = [directory / f"tier-{number}" for number in range(len(self.segments))]
         self._arena = arena
 
     def store(self) -> TierStore:
-        return SsdStore(self._directory, CAPACITY_BYTES, self._arena, segment_bytes=1 << 20, direct=self.direct)
+        capacity_bytes = sum(self.segments) * SEGMENT_BYTES
+        options = {"segment_bytes": SEGMENT_BYTES, "direct": self.direct}
+        return SsdStore(self._directories, capacity_bytes, self._arena, **options)
 
     @contextmanager
     def failing_writes(self) -> Iterator[None]:
@@ -99,11 +107,18 @@ class BufferedSsdBacking(SsdBacking):
     direct = False
 
 
+class StripedSsdBacking(SsdBacking):
+    """Two directories: half of the segments in each."""
+
+    segments = (3, 3)
+
+
 BACKINGS: dict[str, Callable[[Path, Arena], Backing]] = {
     "fake": FakeBacking,
     "s3": S3Backing,
     "slow": SlowBacking,
     "ssd": SsdBacking,
     "ssd-buffered": BufferedSsdBacking,
+    "ssd-striped": StripedSsdBacking,
 }
 """Every store the contract suite runs on; a new tier is one line here."""
