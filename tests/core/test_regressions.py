@@ -193,10 +193,13 @@ def test_an_ssd_is_written_to_only_once_it_is_read_in(benches):
 
 
 def test_a_record_of_another_size_is_dropped(benches):
-    """A truncated object can never be served; it is not left for a later life to find alone."""
+    """What is longer than its block can never be served; it is not left for a later life to find alone.
+
+    What is shorter may be compressed.
+    """
     bench = benches(**S3_ONLY)
     keys = chain(1)
-    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES - 4096, found(keys), 0))
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES + 4096, found(keys), 0))
     assert bench.match(keys).length == 0
     assert len(bench.moves(MoveKind.DROP)) == 1
     bench.settle()

@@ -20,7 +20,7 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import CODEC_NONE, CODEC_SECTIONS, ChunkEntry, chunk_checksum, pack_header, parse_header
 from flexkv_tiers.codec.codecs import CODECS, STRIP_ELEMENTS
 from flexkv_tiers.codec.plan import CodecNumber, Order
-from flexkv_tiers.codec.record import check_stored, decode_into, encode_chunks
+from flexkv_tiers.codec.record import StoredCheck, check_stored, decode_into, encode_chunks
 from flexkv_tiers.codec.sections import decode_chunk, encode_chunk
 
 ALL = tuple(CodecNumber)
@@ -251,6 +251,10 @@ def test_a_record_is_encoded_and_each_chunk_comes_back_alone() -> None:
         with pytest.raises(TierFault, match="checksum"):
             decode_into(frame, b"x" * 16, number, entry, stored)
         check_stored(block.key, number, entry, stored)
+        pieces = StoredCheck(block.key, number, entry)
+        for at in range(0, len(stored), 4096):
+            pieces.update(stored[at : at + 4096])
+        assert pieces.holds
         for wrong in (replace(entry, checksum=bytes(16)), entry):
             with pytest.raises(TierFault):
                 check_stored(block.key, number, wrong, memoryview(bytes([stored[0] ^ (wrong is entry)]) + stored[1:]))

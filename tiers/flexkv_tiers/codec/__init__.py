@@ -9,6 +9,7 @@ from flexkv_tiers.codec.envelope import (
     CODEC_NONE,
     CODEC_SECTIONS,
     HEADER_BYTES,
+    HEADER_MAGIC,
     NO_SALT,
     SALT_BYTES,
     Buffer,
@@ -16,6 +17,7 @@ from flexkv_tiers.codec.envelope import (
     Header,
     Stored,
     chunk_checksum,
+    chunk_prefix,
     pack_header,
     parse_header,
 )
@@ -25,6 +27,7 @@ __all__ = [
     "CODEC_NONE",
     "CODEC_SECTIONS",
     "HEADER_BYTES",
+    "HEADER_MAGIC",
     "NO_SALT",
     "SALT_BYTES",
     "Buffer",
@@ -32,6 +35,7 @@ __all__ = [
     "Header",
     "Stored",
     "chunk_checksum",
+    "chunk_prefix",
     "pack_header",
     "parse_header",
 ]

@@ -39,6 +39,18 @@ class SectionCodec(Protocol):
         ...
 
 
+class ThreadRoom(threading.local):
+    """Memory that each thread keeps between calls, as long as the longest it has asked for."""
+
+    def __init__(self) -> None:
+        self._room = bytearray()
+
+    def view(self, length: int) -> memoryview:
+        if len(self._room) < length:
+            self._room = bytearray(length)
+        return memoryview(self._room)[:length]
+
+
 class _Tools(threading.local):
     """What one thread keeps between calls: zstd's contexts are not to be shared, memory is not to be asked for anew."""
 
@@ -51,16 +63,10 @@ class _Tools(threading.local):
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << WINDOW_LOG)
         self.first = np.empty(STRIP_ELEMENTS, np.uint16)
         self.second = np.empty(STRIP_ELEMENTS, np.uint16)
-        self._plane = np.empty(0, np.uint8)
-
-    def plane(self, count: int) -> npt.NDArray[np.uint8]:
-        """Room for one plane, at most half a chunk."""
-        if len(self._plane) < count:
-            self._plane = np.empty(count, np.uint8)
-        return self._plane[:count]
 
 
 _tools = _Tools()
+_plane = ThreadRoom()  # the exponents of a section: at most half a chunk
 
 
 class NoneCodec:
@@ -113,18 +119,20 @@ class PlanesCodec:
         count, odd = divmod(len(raw), 2)
         if odd or len(room) < count:
             return None
-        exponents = _tools.plane(count)
-        _split(np.frombuffer(raw, np.uint16), exponents, np.frombuffer(room, np.uint8, count))
-        stored = _put(_tools.compressor.compress(exponents.data), room[count:])
+        exponents = _plane.view(count)
+        others = np.frombuffer(room, np.uint8, count)
+        _split(np.frombuffer(raw, np.uint16), np.frombuffer(exponents, np.uint8), others)
+        stored = _put(_tools.compressor.compress(exponents), room[count:])
         return None if stored is None else count + stored
 
     def decode(self, stored: memoryview, raw: memoryview) -> None:
         count, odd = divmod(len(raw), 2)
         if odd or len(stored) <= count:
             raise _corrupt(f"{len(stored)} bytes are too few for {len(raw)} bytes in two planes")
-        exponents = _tools.plane(count)
-        _decompress(stored[count:], exponents.data)
-        _merge(exponents, np.frombuffer(stored, np.int8, count), np.frombuffer(raw, np.uint16))
+        exponents = _plane.view(count)
+        _decompress(stored[count:], exponents)
+        others = np.frombuffer(stored, np.int8, count)
+        _merge(np.frombuffer(exponents, np.uint8), others, np.frombuffer(raw, np.uint16))
 
 
 CODECS: dict[int, SectionCodec] = {

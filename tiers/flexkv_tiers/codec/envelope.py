@@ -33,7 +33,7 @@ CODEC_SECTIONS = 1
 NO_SALT = bytes(SALT_BYTES)
 """Salt of a record that no segment of an SSD log holds: what lies in S3."""
 
-_MAGIC = b"FLEXKV\r\n"  # a transfer that rewrites line ends breaks it
+HEADER_MAGIC = b"FLEXKV\r\n"  # a transfer that rewrites line ends breaks it
 _FIXED = struct.Struct(f"<8sHHII{SALT_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{NAMESPACE_BYTES}s")
 _ENTRY = struct.Struct(f"<QQQB{CHECKSUM_BYTES}s")
 _CHUNK_NUMBER = struct.Struct("<I")
@@ -49,10 +49,15 @@ def chunk_checksum(key: bytes, chunk: int, data: Buffer) -> bytes:
     `data` is the whole padded chunk as it lies in memory, contiguous, whatever its stored form. Key
     and number are in it, so the right bytes in the wrong place do not pass.
     """
-    assert len(key) == KEY_BYTES
-    digest = xxh3_128(key + _CHUNK_NUMBER.pack(chunk))
+    digest = xxh3_128(chunk_prefix(key, chunk))
     digest.update(data)
     return digest.digest()
+
+
+def chunk_prefix(key: bytes, chunk: int) -> bytes:
+    """What stands before a chunk's bytes in its checksum: for whoever has the bytes in pieces only."""
+    assert len(key) == KEY_BYTES
+    return key + _CHUNK_NUMBER.pack(chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ def pack_header(
     assert len(salt) == SALT_BYTES
     body = bytearray(_BODY_BYTES)
     _FIXED.pack_into(
-        body, 0, _MAGIC, FORMAT_VERSION, 0, block.shard, count, salt, block.key, block.parent, block.namespace
+        body, 0, HEADER_MAGIC, FORMAT_VERSION, 0, block.shard, count, salt, block.key, block.parent, block.namespace
     )
     at, offset = _FIXED.size, HEADER_BYTES
     for length, checksum, form in zip(lengths, checksums, stored, strict=True):
@@ -147,7 +152,7 @@ def parse_header(raw: Buffer, salt: bytes | None = None) -> Header:
     if view.nbytes != HEADER_BYTES:
         raise _corrupt(f"a header has {HEADER_BYTES} bytes, this one has {view.nbytes}")
     magic, version, spare, shard, count, found_salt, key, parent, namespace = _FIXED.unpack_from(view)
-    if magic != _MAGIC:
+    if magic != HEADER_MAGIC:
         raise _corrupt("no record starts here: the magic bytes are missing")
     if xxh3_128_digest(view[:_BODY_BYTES]) != bytes(view[_BODY_BYTES:]):
         raise _corrupt("the header does not match its own checksum")

@@ -41,6 +41,11 @@ class ChunksToWrite:
     stored: list[Stored]
     spans: list[FrameSpan]
 
+    @classmethod
+    def plain(cls, chunks: Sequence[FrameSpan]) -> ChunksToWrite:
+        """The chunks as they lie in their frames."""
+        return cls([Stored(CODEC_NONE, chunk.length) for chunk in chunks], list(chunks))
+
     @property
     def total_bytes(self) -> int:
         """All of it, without the header."""
@@ -140,7 +145,7 @@ class TierCodec:
         lengths = [chunk.length for chunk in chunks]
         orders = self._chooser.orders(namespace, lengths)
         if not orders or sum(lengths) > self.pool.scratch_bytes:
-            yield ChunksToWrite([Stored(CODEC_NONE, length) for length in lengths], list(chunks))
+            yield ChunksToWrite.plain(chunks)
             return
         async with self.pool.room(sum(lengths)) as room:
             reply = await self.pool.ask(Encode([(chunk.frame, chunk.length) for chunk in chunks], orders, room.frame))

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xxhash import xxh3_128
+
 from flexkv_py.core.messages import Fault
 from flexkv_py.geometry import align_up
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec.envelope import CODEC_NONE, ChunkEntry, Stored, chunk_checksum
+from flexkv_tiers.codec.envelope import CODEC_NONE, ChunkEntry, Stored, chunk_checksum, chunk_prefix
 from flexkv_tiers.codec.plan import Measure, Order
-from flexkv_tiers.codec.sections import check_seal, decode_chunk, encode_chunk
+from flexkv_tiers.codec.sections import SealCheck, decode_chunk, encode_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +55,36 @@ def encode_chunks(
     return EncodedChunks(stored, parts, measures)
 
 
-def check_stored(key: bytes, chunk: int, entry: ChunkEntry, stored: memoryview) -> None:
-    """Whether a chunk as it lies in its record is whole and that chunk, told without decoding it.
+class StoredCheck:
+    """Whether a chunk as it lies in its record is whole and that chunk: told from its pages, without decoding it.
 
-    `stored` is `entry.room_bytes` long. Raises TierFault(CORRUPT) if not.
+    `update` takes `entry.room_bytes` in pieces of whole pages, in order.
     """
-    if entry.codec != CODEC_NONE:
-        check_seal(entry, stored)
-    elif chunk_checksum(key, chunk, stored) != entry.checksum:
-        raise TierFault(Fault.CORRUPT, f"chunk {chunk} does not match its checksum")
+
+    def __init__(self, key: bytes, chunk: int, entry: ChunkEntry) -> None:
+        self._entry = entry
+        self._plain = xxh3_128(chunk_prefix(key, chunk))
+        self._seal: SealCheck | None = SealCheck(entry.checksum) if entry.codec != CODEC_NONE else None
+
+    def update(self, piece: memoryview) -> None:
+        if self._seal is None:
+            self._plain.update(piece)
+        else:
+            self._seal.update(piece)
+
+    @property
+    def holds(self) -> bool:
+        if self._seal is None:
+            return self._plain.digest() == self._entry.checksum
+        return self._seal.holds
+
+
+def check_stored(key: bytes, chunk: int, entry: ChunkEntry, stored: memoryview) -> None:
+    """`StoredCheck` of a chunk in one piece. Raises TierFault(CORRUPT) unless it holds."""
+    check = StoredCheck(key, chunk, entry)
+    check.update(stored)
+    if not check.holds:
+        raise TierFault(Fault.CORRUPT, f"chunk {chunk} as it is stored does not match its checksum")
 
 
 def decode_into(frame: memoryview, key: bytes, chunk: int, entry: ChunkEntry, stored: memoryview) -> None:

@@ -10,7 +10,6 @@ all the same: lengths must add up before a byte is written, and the checksum has
 from __future__ import annotations
 
 import struct
-import threading
 import time
 from collections.abc import Sequence
 
@@ -19,7 +18,7 @@ from xxhash import xxh3_64
 from flexkv_py.core.messages import Fault
 from flexkv_py.geometry import ALIGN_BYTES, PLANES_MAX, align_up
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec.codecs import CODECS
+from flexkv_tiers.codec.codecs import CODECS, ThreadRoom
 from flexkv_tiers.codec.envelope import CODEC_NONE, CODEC_SECTIONS, ChunkEntry, Stored
 from flexkv_tiers.codec.plan import CodecNumber, Measure, Order
 
@@ -29,19 +28,7 @@ _HEAD = struct.Struct("<QB7x")
 _ENTRY = struct.Struct("<B3xII")
 
 
-class _Trial(threading.local):
-    """Where a thread decodes what it tries out: as long as the longest section it has tried."""
-
-    def __init__(self) -> None:
-        self._room = bytearray()
-
-    def room(self, length: int) -> memoryview:
-        if len(self._room) < length:
-            self._room = bytearray(length)
-        return memoryview(self._room)[:length]
-
-
-_trial = _Trial()
+_trial = ThreadRoom()  # what a trial decodes into
 
 
 def encode_chunk(
@@ -75,10 +62,23 @@ def encode_chunk(
     return Stored(CODEC_SECTIONS, at), measures
 
 
-def check_seal(entry: ChunkEntry, stored: memoryview) -> None:
-    """Raises TierFault(CORRUPT) unless these are the bytes that the chunk of this entry was stored as."""
-    if _SEAL.unpack_from(stored)[0] != _seal(entry.checksum, stored):
-        raise _corrupt("a compressed chunk does not match its seal")
+class SealCheck:
+    """Whether stored bytes, given in pieces, are those that the chunk of this checksum was stored as."""
+
+    def __init__(self, checksum: bytes) -> None:
+        self._seal: int | None = None
+        self._digest = xxh3_64(checksum)
+
+    def update(self, piece: memoryview) -> None:
+        """The next piece; the first has at least the seal."""
+        if self._seal is None:
+            (self._seal,) = _SEAL.unpack_from(piece)
+            piece = piece[_SEAL.size :]
+        self._digest.update(piece)
+
+    @property
+    def holds(self) -> bool:
+        return self._digest.intdigest() == self._seal
 
 
 def decode_chunk(entry: ChunkEntry, stored: memoryview, raw: memoryview) -> None:
@@ -97,7 +97,10 @@ def decode_chunk(entry: ChunkEntry, stored: memoryview, raw: memoryview) -> None
 
 def _parse_table(entry: ChunkEntry, stored: memoryview) -> list[tuple[int, int, int, int]]:
     """Codec, raw length, offset and stored length of each section, provided they add up to the chunk."""
-    check_seal(entry, stored)
+    check = SealCheck(entry.checksum)
+    check.update(stored)
+    if not check.holds:
+        raise _corrupt("a compressed chunk does not match its seal")
     _, count = _HEAD.unpack_from(stored)
     at = _HEAD.size + count * _ENTRY.size
     if not 1 <= count <= SECTIONS_MAX:
@@ -133,7 +136,7 @@ def _measured(
     encoded = time.thread_time_ns()
     decode_ns = 0
     if is_trial and length is not None:
-        CODECS[codec].decode(room[:length], _trial.room(len(raw)))
+        CODECS[codec].decode(room[:length], _trial.view(len(raw)))
         decode_ns = time.thread_time_ns() - encoded
     stored_bytes = len(raw) if length is None else min(length, len(raw))
     measures.append(Measure(number, codec, len(raw), stored_bytes, encoded - started, decode_ns))
