@@ -11,10 +11,9 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 
-from xxhash import xxh3_128
-
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec import HEADER_MAGIC, Header, chunk_prefix, parse_header
+from flexkv_tiers.codec import HEADER_MAGIC, Header, parse_header
+from flexkv_tiers.codec.record import StoredCheck
 from flexkv_tiers.diskio import DiskFile, DiskIo
 from flexkv_tiers.ssd.format import MAP_BIT_PAGES, PAGE_BYTES, DeadMap, Entry, Layout
 from flexkv_tiers.ssd.records import verify_record
