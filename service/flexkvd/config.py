@@ -87,8 +87,34 @@ class DramTable:
 class SsdTable:
     """[ssd]: the disk tier."""
 
-    directory: str = key(Kind.TEXT, "Directory of the records; one daemon at a time.", low=1)
-    bytes: int = key(Kind.SIZE, "Room the records may take.", low=MIB, high=1 << 55)
+    directory: tuple[str, ...] = key(
+        Kind.TEXTS,
+        "Directory of the records, or a list of directories (one per disk) over which they are striped; "
+        "one daemon at a time.",
+        low=1,
+        high=16,
+    )
+    bytes: int = key(Kind.SIZE, "Room the segment files may take, all directories together.", low=MIB, high=1 << 55)
+    segment_bytes: int = key(
+        Kind.SIZE,
+        "Size of a segment file; 0: chosen by capacity and first record. Fixed once a directory has segments.",
+        0,
+        high=64 * GIB,
+    )
+    write_amplification_max: float = key(
+        Kind.NUMBER,
+        "Bytes written to the disk per byte of new records: reclaim rewrites live records within it and lets go of "
+        "the rest.",
+        1.5,
+        low=1,
+        high=10,
+    )
+    free_space_reserve_bytes: int = key(
+        Kind.SIZE,
+        "Room of each file system that stays free; 0: a fiftieth of it, at most 1 GiB.",
+        0,
+        high=1 << 50,
+    )
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)
     reads_in_flight_max: int = key(Kind.COUNT, "Blocks read at the same time.", 8, low=1, high=256)
@@ -322,7 +348,7 @@ def planner_config(config: Config) -> PlannerConfig:
         recovers=tiers[1:],
         segment_bytes=config.dram.segment_bytes,
         dram_segments=config.dram.bytes // config.dram.segment_bytes,
-        ssd_bytes=ssd.bytes if ssd else 0,
+        ssd_bytes=_usable_bytes(ssd) if ssd else 0,
         s3_bytes=s3.bytes if s3 else 0,
         policy=config.planner.policy,
         admission=config.planner.admission,
@@ -339,6 +365,13 @@ def planner_config(config: Config) -> PlannerConfig:
         hold_ns_max=int(limits.hold_s_max * SECOND_NS),
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
     )
+
+
+def _usable_bytes(ssd: SsdTable) -> int:
+    """What of the capacity live records may take."""
+    from flexkv_tiers.ssd.sizes import planned_usable_bytes  # noqa: PLC0415 - only a daemon with a disk tier needs it
+
+    return planned_usable_bytes(ssd.bytes, len(ssd.directory), ssd.segment_bytes)
 
 
 def read_token(path: str, key_name: str) -> str:

@@ -32,16 +32,29 @@ def make_stores(config: Config, arena: Arena, codecs: Codecs, listener_for: Call
     """Stores of the tiers that are configured, not started; each tells its own listener what it finds out."""
     stores: Stores = {}
     if config.ssd is not None:
-        stores[Tier.SSD] = _ssd(config.ssd, arena)
+        stores[Tier.SSD] = _ssd(config.ssd, arena, codecs.of(Tier.SSD), listener_for(Tier.SSD))
     if config.s3 is not None:
         stores[Tier.S3] = _s3(config.s3, arena, codecs.of(Tier.S3), listener_for(Tier.S3))
     return stores
 
 
-def _ssd(table: SsdTable, arena: Arena) -> tuple[TierStore, TierLimits]:
+def _ssd(
+    table: SsdTable, arena: Arena, codec: TierCodec | None, listener: StoreListener
+) -> tuple[TierStore, TierLimits]:
     from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - only a daemon with a disk tier needs it
 
-    store = SsdStore(Path(table.directory), table.bytes, arena, direct=table.direct_io, thread_count=table.threads)
+    store = SsdStore(
+        [Path(each) for each in table.directory],
+        table.bytes,
+        arena,
+        listener=listener,
+        segment_bytes=table.segment_bytes,
+        amplification_max=table.write_amplification_max,
+        reserve_bytes=table.free_space_reserve_bytes or None,
+        direct=table.direct_io,
+        depth=table.threads,
+        codec=codec,
+    )
     return store, TierLimits(table.reads_in_flight_max, table.writes_in_flight_max, table.transfer_s_max)
 
 

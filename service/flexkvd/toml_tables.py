@@ -31,6 +31,7 @@ class Kind(Enum):
     TEXT = "text"
     INTEGERS = "list of integers"
     CHOICES = "table of choices"
+    TEXTS = "string or list of strings"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Key:
                 return "true or false"
             case Kind.TEXT:
                 return "a string that is not empty" if self.low else "a string"
+            case Kind.TEXTS:
+                return f"a string that is not empty, or a list of at most {int(self.high)} different ones"
             case Kind.INTEGERS | Kind.CHOICES:
                 return f"a list of at most {INTEGERS_MAX} whole numbers from {int(self.low)} to {int(self.high)}"
 
@@ -146,6 +149,8 @@ def _in_range(accepted: Key, value: Any) -> bool:
             return len(value) <= INTEGERS_MAX and all(accepted.low <= each <= accepted.high for each in value)
         case Kind.TEXT:
             return len(value) >= accepted.low
+        case Kind.TEXTS:
+            return accepted.low <= len(value) <= accepted.high and all(value) and len(set(value)) == len(value)
         case Kind.SWITCH | Kind.CHOICES:
             return True
 
@@ -185,6 +190,12 @@ def _choices(value: object) -> tuple[tuple[str, str], ...] | None:
     return tuple(value.items())
 
 
+def _texts(value: object) -> tuple[str, ...] | None:
+    """One string stands for a list of one."""
+    texts = [_text(each) for each in (value if isinstance(value, list) else [value])]
+    return None if None in texts else tuple(text for text in texts if text is not None)
+
+
 _READERS: dict[Kind, Callable[[object], Any]] = {
     Kind.SIZE: _size,
     Kind.COUNT: _count,
@@ -193,4 +204,5 @@ _READERS: dict[Kind, Callable[[object], Any]] = {
     Kind.TEXT: _text,
     Kind.INTEGERS: _integers,
     Kind.CHOICES: _choices,
+    Kind.TEXTS: _texts,
 }

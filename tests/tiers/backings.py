@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,6 +11,8 @@ from typing import Protocol
 
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierStore
+from flexkv_tiers.codec.choice import CodecChooser
+from flexkv_tiers.codec.pool import CodecPool, TierCodec
 from flexkv_tiers.fake import FakeRecords, FakeStore, FaultPlan, Operation
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import SsdStore
@@ -66,18 +69,26 @@ class SlowBacking(FakeBacking):
         self._plan = FaultPlan(seed=1, latency_ns=(0, 3_000_000))
 
 
+SEGMENT_BYTES = 266 << 12
+"""Four records of 260 KiB, a header, two map pages, and room for a footer and a trailer."""
+
+
 class SsdBacking:
     """A directory on a real disk."""
 
-    capacity_bytes: int | None = CAPACITY_BYTES
+    capacity_bytes: int | None = 16 * (260 << 10)
     direct = True
+    segments = (5,)
+    """Of each directory; one of them is spare."""
 
     def __init__(self, directory: Path, arena: Arena) -> None:
-        self._directory = directory / "tier"
+        self._directories = [directory / f"tier-{number}" for number in range(len(self.segments))]
         self._arena = arena
 
     def store(self) -> TierStore:
-        return SsdStore(self._directory, CAPACITY_BYTES, self._arena, segment_bytes=1 << 20, direct=self.direct)
+        capacity_bytes = sum(self.segments) * SEGMENT_BYTES
+        options = {"segment_bytes": SEGMENT_BYTES, "direct": self.direct}
+        return SsdStore(self._directories, capacity_bytes, self._arena, **options)
 
     @contextmanager
     def failing_writes(self) -> Iterator[None]:
@@ -99,6 +110,50 @@ class BufferedSsdBacking(SsdBacking):
     direct = False
 
 
+class StripedSsdBacking(SsdBacking):
+    """Two directories: half of the segments in each."""
+
+    segments = (3, 3)
+
+
+class CompressingSsdStore(SsdStore):
+    """A store with a pool of its own, which lives as long as it does."""
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        self.started = False
+        self.pool = CodecPool(arena, processes=1, scratch_bytes=arena.segment_bytes, timeout_s=30)
+        codec = TierCodec(self.pool, CodecChooser("zstd"))
+        super().__init__(directory, 5 * SEGMENT_BYTES, arena, segment_bytes=SEGMENT_BYTES, codec=codec)
+
+    async def start(self) -> None:
+        self.started = True
+        await self.pool.start()
+        await super().start()
+
+    async def close(self) -> None:
+        await super().close()
+        await self.pool.close()
+
+
+class CompressedSsdBacking(SsdBacking):
+    """The same with every block compressed; how many fit depends on them."""
+
+    capacity_bytes = None
+
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        super().__init__(directory, arena)
+        self._stores: list[CompressingSsdStore] = []
+
+    def store(self) -> TierStore:
+        self._stores.append(CompressingSsdStore(self._directories[0], self._arena))
+        return self._stores[-1]
+
+    def close(self) -> None:
+        for store in self._stores:
+            if not store.started:
+                asyncio.run(store.pool.close())
+
+
 BACKINGS: dict[str, Callable[[Path, Arena], Backing]] = {
     "fake": FakeBacking,
     "s3": S3Backing,
@@ -107,5 +162,7 @@ BACKINGS: dict[str, Callable[[Path, Arena], Backing]] = {
     "slow": SlowBacking,
     "ssd": SsdBacking,
     "ssd-buffered": BufferedSsdBacking,
+    "ssd-compressed": CompressedSsdBacking,
+    "ssd-striped": StripedSsdBacking,
 }
 """Every store the contract suite runs on; a new tier is one line here."""

@@ -1,7 +1,9 @@
-"""The SSD tier: checksummed records in preallocated segment files of one directory.
+"""The SSD tier: an append-only log of checksummed records, striped over directories.
 
-`store` is the tier; `slots` decides where records go; `directory` owns marker, lock and file names;
-`recovery` reads headers at start; `directio` moves bytes; `threads` runs what blocks.
+`store` is the tier. `log` decides where records go, with `table` (locations), `budget` (write amplification),
+`victims` (what is reclaimed) and `sizes`; all of these are pure. `format` is bytes there and back. `stripe`,
+`records`, `roller`, `reclaim`, `scan`, `recovery` and `opening` move bytes; `directory` owns marker, lock and
+file names; `verify` checks directories offline.
 """
 
 from flexkv_tiers.ssd.store import SsdStore

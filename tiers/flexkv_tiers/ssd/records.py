@@ -1,78 +1,120 @@
-"""What a disk thread does with one record: write it, read it, erase it.
+"""One record on a disk: written from frames, read into frames, verified where it lies.
 
-The order of writes lives here: chunks first, the header in a later write, so that a header on disk
-never describes chunks that are not there. Functions block and keep no state; `SsdStore` runs them.
+One write carries header and chunks. Nothing else marks it as there: a restart believes a record without
+a footer only after all its checksums. Keeps no state; `SsdStore`, `Cleaner` and `scan` call it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from flexkv_py.core.messages import BlockName, Fault
 from flexkv_tiers.base import FrameSpan, TierFault
-from flexkv_tiers.codec import HEADER_BYTES, Header, chunk_checksum, pack_header, parse_header
+from flexkv_tiers.codec import CODEC_NONE, HEADER_BYTES, Header, Stored, chunk_checksum, pack_header, parse_header
+from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
+from flexkv_tiers.codec.record import check_stored
+from flexkv_tiers.diskio import DiskFile, DiskFuture, DiskIo, settle
 from flexkv_tiers.memory import Arena
-from flexkv_tiers.ssd.directio import DirectFile
-
-BLANK = bytes(HEADER_BYTES)
-"""What lies where nothing was ever written."""
-ERASED = b"flexkvd: erased record".ljust(HEADER_BYTES, b"\0")
-"""What an erased header is replaced by; so a record that something else zeroed can be told and counted."""
+from flexkv_tiers.ssd.format import PAGE_BYTES
 
 READ_BYTES_MIN = 1 << 20
 """Small chunks are read several at a time: eight reads of 320 KiB cost 2.5 times the CPU of one of 2.5 MiB."""
 
 
-def record_bytes(chunks: Sequence[FrameSpan]) -> int:
-    """Bytes a record of these chunks takes on disk, header included."""
-    return HEADER_BYTES + sum(chunk.length for chunk in chunks)
+def record_pages(encoded: ChunksToWrite) -> int:
+    """Pages of 4 KiB a record takes on disk, header included."""
+    return (HEADER_BYTES + encoded.total_bytes) // PAGE_BYTES
 
 
-def write_record(
-    file: DirectFile, offset: int, block: BlockName, chunks: Sequence[FrameSpan], arena: Arena, page: memoryview
+async def write_record(
+    io: DiskIo,
+    file: DiskFile,
+    offset: int,
+    block: BlockName,
+    chunks: Sequence[FrameSpan],
+    encoded: ChunksToWrite,
+    arena: Arena,
+    codec: TierCodec | None,
+    salt: bytes,
 ) -> None:
-    """Write a record from frames at `offset`; `page` is for the header. Raises TierFault, then erase it."""
-    header = pack_header(block, [chunk.length for chunk in chunks], [arena.checksum(chunk.frame) for chunk in chunks])
-    file.write([arena.view(chunk.frame, chunk.length) for chunk in chunks], offset + HEADER_BYTES)
-    page[:] = header
-    file.write([page], offset)
+    """Write the record of these chunks, encoded like this, at `offset` and make it durable. Raises TierFault."""
+    lengths, view = [chunk.length for chunk in chunks], codec.pool.view if codec else partial(_view, arena)
+    with io.pages(1) as page:
+        checksums = [arena.checksum(chunk.frame) for chunk in chunks]
+        page[:] = pack_header(block, lengths, checksums, salt, encoded.stored)
+        await io.write(file, [page, *map(view, encoded.spans)], offset)
+    await io.sync(file)
 
 
-def erase_record(file: DirectFile, offset: int, page: memoryview) -> None:
-    """Overwrite a record's header: from here on nobody can read it. Raises TierFault."""
-    page[:] = ERASED
-    file.write([page], offset)
-
-
-def read_record(
-    file: DirectFile,
+async def read_record(
+    io: DiskIo,
+    file: DiskFile,
     offset: int,
     block: BlockName,
     chunks: Sequence[FrameSpan],
     arena: Arena,
-    landed: Callable[[range], bool],
-    page: memoryview,
-) -> None:
-    """Read a record into frames, header and first chunk together.
+    salt: bytes,
+) -> AsyncIterator[range]:
+    """Read a record into frames, header and first chunk together; yields runs of chunks whose checksums hold.
 
-    Calls `landed` with a run of chunks once their checksums hold and sit in the arena; stops when that
-    answers False, because nobody wants the rest. Raises TierFault(CORRUPT) unless
-    header and chunks are exactly those of `block`.
+    The checksums sit in the arena then. Raises TierFault(CORRUPT) unless header and chunks are exactly
+    those of `block`. Ends only when no read is under way any more, also when closed early.
     """
+    lengths = [chunk.length for chunk in chunks]
     views = [arena.view(chunk.frame, chunk.length) for chunk in chunks]
-    file.read([page, views[0]], offset)
-    header = parse_header(page)
-    _check(header, block, chunks)
-    for run in read_runs([chunk.length for chunk in chunks]):
-        if run.start:
-            file.read(views[run.start : run.stop], offset + header.chunks[run.start].offset)
-        for number in run:
-            expected = header.chunks[number].checksum
-            if chunk_checksum(block.key, number, views[number]) != expected:
-                raise TierFault(Fault.CORRUPT, f"chunk {number} does not match its checksum")
-            arena.set_checksum(chunks[number].frame, expected)
-        if not landed(run):
-            return
+    runs = read_runs(lengths)
+    with io.pages(1) as page:
+        reads: list[DiskFuture[list[bytes]]] = []
+        at = offset
+        for run in runs:
+            targets = [page, *views[:1]] if not run.start else views[run.start : run.stop]
+            reads.append(io.read(file, targets, at, partial(_digests, block.key, run, views)))
+            at += sum(len(target) for target in targets)
+        try:
+            header: Header | None = None
+            for run, reading in zip(runs, reads, strict=True):
+                digests = await reading
+                header = header or _checked(page, block, lengths, salt)
+                if any(chunk.codec != CODEC_NONE for chunk in header.chunks):
+                    raise TierFault(Fault.MISSING, "the record is compressed, and [ssd] codec is none now")
+                for number, digest in zip(run, digests, strict=True):
+                    if digest != header.chunks[number].checksum:
+                        raise TierFault(Fault.CORRUPT, f"chunk {number} does not match its checksum")
+                    arena.set_checksum(chunks[number].frame, digest)
+                yield run
+        finally:
+            cancelled = [await settle(reading) for reading in reads]  # the disk fills the frames until then
+            if any(cancelled):
+                raise asyncio.CancelledError
+
+
+async def read_compressed(
+    io: DiskIo,
+    file: DiskFile,
+    offset: int,
+    block: BlockName,
+    chunks: Sequence[FrameSpan],
+    arena: Arena,
+    codec: TierCodec,
+    salt: bytes,
+) -> AsyncIterator[range]:
+    """As `read_record` where chunks may be compressed: the header first, for it alone says where they lie."""
+    with io.pages(1) as page:
+        parse = partial(_checked, page, block, [chunk.length for chunk in chunks], salt)
+        header = await io.read(file, [page], offset, parse)
+    for number, (entry, chunk) in enumerate(zip(header.chunks, chunks, strict=True)):
+        if entry.codec == CODEC_NONE:
+            view = _view(arena, chunk)
+            check = partial(check_stored, block.key, number, entry, view)
+            await io.read(file, [view], offset + entry.offset, check)
+        else:
+            async with codec.room_for(entry) as room:
+                await io.read(file, [codec.pool.view(room)], offset + entry.offset, _nothing)
+                await codec.decode(block.key, number, entry, room, chunk)
+        arena.set_checksum(chunk.frame, entry.checksum)
+        yield range(number, number + 1)
 
 
 def read_runs(lengths: Sequence[int]) -> list[range]:
@@ -87,8 +129,40 @@ def read_runs(lengths: Sequence[int]) -> list[range]:
     return runs
 
 
-def _check(header: Header, block: BlockName, chunks: Sequence[FrameSpan]) -> None:
+def _view(arena: Arena, span: FrameSpan) -> memoryview:
+    return arena.view(span.frame, span.length)
+
+
+def _nothing() -> None:
+    """What is to be checked off the loop: nothing, a child does that."""
+
+
+def _digests(key: bytes, run: range, views: Sequence[memoryview]) -> list[bytes]:
+    """Off the loop: checksums of chunks as they came."""
+    return [chunk_checksum(key, number, views[number]) for number in run]
+
+
+def _checked(page: memoryview, block: BlockName, lengths: Sequence[int], salt: bytes) -> Header:
+    header = parse_header(page, salt)
     if not header.matches(block):
         raise TierFault(Fault.CORRUPT, f"the record is another block's: key {header.block.key.hex()}")
-    if header.raw_bytes != tuple(chunk.length for chunk in chunks):
+    if header.raw_bytes != tuple(lengths):
         raise TierFault(Fault.CORRUPT, "the record is cut into other chunks than this block")
+    return header
+
+
+def verify_record(raw: memoryview, salt: bytes) -> Header:
+    """The header of a whole record in memory. Raises TierFault(CORRUPT) unless every checksum of it holds."""
+    header = parse_header(raw[:HEADER_BYTES], salt)
+    if header.record_bytes > len(raw):
+        raise TierFault(Fault.CORRUPT, f"a record of {header.record_bytes} bytes in {len(raw)}")
+    for number, chunk in enumerate(header.chunks):
+        check_stored(header.block.key, number, chunk, raw[chunk.offset : chunk.offset + chunk.room_bytes])
+    return header
+
+
+def move_record(raw: memoryview, header: Header, salt: bytes) -> None:
+    """Give a record in memory the salt of the segment it moves to."""
+    checksums = [chunk.checksum for chunk in header.chunks]
+    stored = [Stored(chunk.codec, chunk.stored_bytes) for chunk in header.chunks]
+    raw[:HEADER_BYTES] = pack_header(header.block, header.raw_bytes, checksums, salt, stored)

@@ -1,14 +1,14 @@
-"""The SSD tier of one directory: `TierStore` over slots, records and disk threads.
+"""The SSD tier: `TierStore` over an append-only log that is striped over one or more directories.
 
-Owns the order of steps and what a fault leaves behind; which slot is decided in `slots`, what a
-record is in `records`. The daemon's executor calls it, one coroutine per move. A move's I/O always
-runs to its end: a cancelled caller waits for it, because the disk still uses the frames.
+Owns the life of the tier, the order of steps of each move, and what a fault leaves behind. Where records
+go is decided in `log`, how space comes back in `reclaim`, what survives a restart in `recovery`. The
+daemon's executor calls it, one coroutine per move; a move's I/O always runs to its end, because the disk
+uses the frames.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,343 +17,366 @@ from pathlib import Path
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.geometry import ALIGN_BYTES, align_up
-from flexkv_tiers.base import FoundBatch, FrameSpan, TierFault
+from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
+from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
+from flexkv_tiers.diskio import DiskFuture, EngineName, open_disk_io, settle
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
-from flexkv_tiers.ssd.directio import DirectFile, IoChoice, choose_io_path
-from flexkv_tiers.ssd.records import erase_record, read_record, record_bytes, write_record
-from flexkv_tiers.ssd.recovery import SLOTS_PER_BATCH, Census, Slots, erase_slots, read_headers
-from flexkv_tiers.ssd.slots import SLOT_BITS, SLOTS_MAX, Growth, Segment, SlotState, SlotTable
-from flexkv_tiers.ssd.threads import DiskFuture, DiskThreads, GroupSync, settle
+from flexkv_tiers.ssd.budget import RewriteBudget
+from flexkv_tiers.ssd.format import PAGE_BYTES, Layout
+from flexkv_tiers.ssd.log import Log, Placed, Segment
+from flexkv_tiers.ssd.opening import adopt_segments
+from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
+from flexkv_tiers.ssd.records import read_compressed, read_record, record_pages, write_record
+from flexkv_tiers.ssd.recovery import Census, Recovery
+from flexkv_tiers.ssd.roller import Roller
+from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, target_segment_bytes
+from flexkv_tiers.ssd.status import status_of
+from flexkv_tiers.ssd.stripe import Stripe
+from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 
-THREAD_COUNT = 8
+DEPTH = 8
 """More than eight transfers in flight only add latency, measured with direct I/O."""
-SEGMENT_BYTES_MIN = 16 << 20
-SEGMENTS_PER_CAPACITY = 64
-"""Segments a directory is cut into unless told otherwise: few open files, and room moves between sizes."""
-
-_END = range(0)  # no run is empty
-_HOLDING = (SlotState.USED, SlotState.DAMAGED)
+AMPLIFICATION_MAX = 1.5
+RESERVE_BYTES_MAX = 1 << 30
+RESERVE_SHARE = 50
+"""Unless told otherwise, one part in so many of the file system stays free, at most RESERVE_BYTES_MAX."""
+PLACE_ATTEMPTS_MAX = 64
+"""Others may take the room a writer waited for; after so many times the tier is called full."""
+PAUSE_S = 1.0
+"""A directory that failed a write is left alone for so long while others work."""
 
 
 class SsdStore:
-    """Records in `directory`, never more than `capacity_bytes` of segment files.
+    """Records in `directories`, never more than `capacity_bytes` of segment files.
 
-    `direct` False keeps to buffered I/O; status() says which path is in use and why.
+    `segment_bytes` 0 chooses a size that fits the capacity and the first record. `reserve_bytes` of the
+    file system stay free; None chooses. `direct` False keeps to buffered I/O.
     """
 
     tier = Tier.SSD
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | Sequence[Path],
         capacity_bytes: int,
         arena: Arena,
         *,
-        segment_bytes: int | None = None,
+        listener: StoreListener | None = None,
+        segment_bytes: int = 0,
+        amplification_max: float = AMPLIFICATION_MAX,
+        reserve_bytes: int | None = None,
         direct: bool = True,
-        thread_count: int = THREAD_COUNT,
+        engine: EngineName = "auto",
+        depth: int = DEPTH,
+        codec: TierCodec | None = None,
     ) -> None:
-        if capacity_bytes < 2 * ALIGN_BYTES:
+        self._codec = codec
+        self._directories = [directory] if isinstance(directory, Path) else list(directory)
+        self._share_bytes = capacity_bytes // len(self._directories)
+        if self._share_bytes < 4 * ALIGN_BYTES or (segment_bytes and self._share_bytes < 2 * segment_bytes):
             raise FlexKVError(
                 ErrorCode.BAD_CONFIG,
-                f"the SSD capacity is {capacity_bytes} bytes, which holds no record: give it at least one block's size",
+                f"the SSD capacity is {capacity_bytes} bytes for {len(self._directories)} directories, which holds no "
+                f"record: give each at least two segments ({segment_bytes or 'some blocks'} bytes each)",
             )
-        if segment_bytes is None:
-            segment_bytes = max(SEGMENT_BYTES_MIN, align_up(capacity_bytes // SEGMENTS_PER_CAPACITY))
-        self._directory = directory
+        self._capacity_bytes = capacity_bytes
+        self._segment_bytes = segment_bytes // ALIGN_BYTES * ALIGN_BYTES
+        self.usable_bytes = planned_usable_bytes(capacity_bytes, len(self._directories), segment_bytes)
+        """What of the capacity live records may take: without spare segments, headers, maps and footers."""
         self._arena = arena
-        self._direct = direct
-        self._thread_count = thread_count
-        self._table = SlotTable(capacity_bytes, min(segment_bytes, capacity_bytes))
-        self._files: dict[int, tuple[DirectFile, GroupSync]] = {}  # by segment; exactly the table's segments
-        self._faults: Counter[Fault] = Counter()
+        self._listener = listener
+        self._reserve_bytes = reserve_bytes
+        self._io_options = (engine, depth, direct)
+        self._budget = RewriteBudget(amplification_max, self.usable_bytes)
+        self._log = Log(len(self._directories), self.usable_bytes, self._budget)
+        self._stripes: list[Stripe] = []
+        self._cleaners: list[Cleaner] = []
+        self._roller = Roller(self._log, self._stripes, self._sealed, self._failed)
+        self._moving: dict[int, DiskFuture[None]] = {}  # records that are being rewritten, by slot
+        self._paused_until_s = [0.0] * len(self._directories)
         self._census = Census()
-        self._segments_removed = 0
+        self._reclaimed = Reclaimed()
+        self._faults: Counter[Fault] = Counter()
+        self._background_faults: Counter[Fault] = Counter()
+        self._recovering: DiskFuture[None] | None = None  # while `found` runs
         self._serving = False
-        self._growing = asyncio.Lock()
         self._closing = asyncio.Lock()
-        self._running = 0  # writes and drops that have not ended; a read is one job of the threads
+        self._running = 0  # moves that have not ended
         self._idle = asyncio.Event()  # set when the last of them ends
-        self._threads: DiskThreads | None = None  # None before start and after close
-        self._lock: int | None = None
-        self._io: IoChoice | None = None
 
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Take the directory and open its segments. Raises FlexKVError (locked, foreign, not writable, full)."""
-        assert self._threads is None
-        self._threads = DiskThreads(self._thread_count)
+        """Take the directories and open their segments. Raises FlexKVError (locked, foreign, not writable, full)."""
+        assert not self._stripes
+        for held in directories.acquire(self._directories):  # blocks: nothing else needs the loop yet
+            try:
+                io = open_disk_io(held.directory, *self._io_options)
+            except OSError as error:
+                raise directories.refusal(held.directory, error) from error
+            self._stripes.append(Stripe(held, io, self._reserve(held.directory)))
         try:
-            await self._threads.submit(lambda _page: self._open())
+            await adopt_segments(self._log, self._stripes, self._share_bytes, self._segment_bytes, self._census)
+            if self._log.layout is None and self._segment_bytes:
+                self._fix(self._segment_bytes)
+            if not self._log.segments:
+                self._check_disks()
         except BaseException:
             await self.close()
             raise
+        for number, stripe in enumerate(self._stripes):
+            parts = self._roller, self._moving, self._reclaimed, self._lost, self._failed
+            self._cleaners.append(Cleaner(number, self._log, stripe, *parts))
         self._serving = True
 
+    def _reserve(self, directory: Path) -> int:
+        if self._reserve_bytes is not None:
+            return self._reserve_bytes
+        return min(RESERVE_BYTES_MAX, directories.file_system_bytes(directory) // RESERVE_SHARE)
+
+    def _check_disks(self) -> None:
+        """An empty tier must be able to hold something; one with segments serves those, full disk or not."""
+        size_bytes = self._segment_bytes or target_segment_bytes(self._share_bytes)
+        for stripe in self._stripes:
+            try:
+                directories.reserve_once(stripe.directory, size_bytes)
+            except OSError as error:
+                raise directories.refusal(stripe.directory, error) from error
+
+    def _fix(self, segment_bytes: int) -> None:
+        self._log.fix(Layout(segment_bytes), [self._share_bytes // segment_bytes] * len(self._stripes))
+
     async def close(self) -> None:
-        """Let running moves end, close files, release the lock. Idempotent."""
+        """Let running moves end, close files, release the locks. Idempotent."""
         self._serving = False
         async with self._closing:  # a second caller returns when it is true
+            for cleaner in self._cleaners:
+                await cleaner.close()
+            self._cleaners.clear()
             while self._running:
                 self._idle.clear()
                 await self._idle.wait()
-            if self._threads is not None:
-                await self._threads.stop()
-                self._threads = None
-            for file, _ in self._files.values():
-                file.close()
-            self._files.clear()
-            if self._lock is not None:
-                os.close(self._lock)
-                self._lock = None
+            for number in range(len(self._stripes)):
+                self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
+            await self._roller.close()
+            for stripe in self._stripes:
+                await stripe.close()
+            self._stripes.clear()
 
     @property
     def damaged_at_start(self) -> int:
-        return self._census.damaged + self._census.blank
+        return self._census.damaged
 
     def status(self) -> dict[str, object]:
-        """Directory, I/O path and why, bytes, slots by state, faults, and what the warm restart met."""
-        count = self._table.count
+        """Directories, I/O, bytes, segments by state, write amplification, faults, and what the restart met."""
         return {
-            "directory": str(self._directory),
-            "io_path": str(self._io.path) if self._io else "",
-            "io_reason": self._io.reason if self._io else "",
-            "capacity_bytes": self._table.capacity_bytes,
-            "used_bytes": self._table.used_bytes,
-            "segments": len(self._table.segments),
-            "segments_removed_at_start": self._segments_removed,
-            "records": count(SlotState.USED),
-            "records_quarantined": count(SlotState.DAMAGED),
-            "slots_free": count(SlotState.FREE),
-            "slots_lost": count(SlotState.LEAVING),
-            "slots_unread": count(SlotState.UNREAD),
+            "capacity_bytes": self._capacity_bytes,
+            "usable_bytes": self.usable_bytes,
+            **status_of(self._log, self._directories, self._stripes, self._reclaimed),
+            "codec": self._codec.status() if self._codec else "none",
             "faults": {fault.value: self._faults[fault] for fault in Fault},
-            "found": self._census.found,
-            "found_damaged": self._census.damaged,
-            "found_blank": self._census.blank,
-            "found_duplicate": self._census.duplicates,
+            "background_faults": {fault.value: count for fault, count in self._background_faults.items()},
+            **{f"found_{name}" if name != "found" else name: count for name, count in self._census.as_dict().items()},
         }
 
-    def _open(self) -> None:
-        """On a disk thread: marker, lock, I/O path, segments of the last life."""
-        self._lock, _ = directories.acquire(self._directory)
-        try:
-            self._io = choose_io_path(self._directory / directories.PROBE_NAME, self._direct)
-            for found in directories.segments(self._directory):
-                self._adopt(found)
-            self._check_room()
-        except OSError as error:
-            raise directories.refusal(self._directory, error) from error
-
-    def _adopt(self, found: directories.SegmentFile) -> None:
-        """Open a segment of the last life, or remove it: cut to nothing, misnamed or over the capacity."""
-        path = directories.segment_path(self._directory, found.number, found.slot_bytes)
-        whole = found.slot_bytes >= 2 * ALIGN_BYTES and found.slot_bytes % ALIGN_BYTES == 0
-        slot_count = min(found.file_bytes // found.slot_bytes, SLOTS_MAX) if whole else 0
-        over = self._table.used_bytes + slot_count * found.slot_bytes > self._table.capacity_bytes
-        if not slot_count or over or not found.number or found.number in self._files:
-            path.unlink()
-            self._segments_removed += 1
-            return
-        assert self._io is not None
-        if found.file_bytes % found.slot_bytes:
-            self._census.damaged += 1  # segments are made of whole slots: something cut this one in mid-slot
-        self._keep(DirectFile(path, self._io.path), found.number)
-        self._table.add(found.number, found.slot_bytes, slot_count, SlotState.UNREAD)
-
-    def _check_room(self) -> None:
-        """An empty tier must be able to hold something; one with segments serves those, full disk or not."""
-        if not self._table.segments:
-            directories.reserve_once(self._directory, self._table.segment_bytes)
-
-    def _keep(self, file: DirectFile, number: int) -> None:
-        self._files[number] = (file, GroupSync(self._disk, file.sync))
-
-    # ------------------------------------------------------------ warm restart
-
     async def found(self) -> AsyncIterator[FoundBatch]:
-        """Headers of the last life's segments, several batches in flight, yielded in order of place."""
-        ahead: list[tuple[Segment, DiskFuture[Slots]]] = []
+        """What survived the last life, in bounded batches, oldest first."""
+        self._recovering, self._log.recovering = DiskFuture(), True
         try:
-            for segment in tuple(self._table.segments.values()):
-                if not segment.states.count(SlotState.UNREAD):
-                    continue  # created in this life
-                file, _ = self._files[segment.number]
-                for first in range(0, segment.slot_count, SLOTS_PER_BATCH):
-                    count = min(SLOTS_PER_BATCH, segment.slot_count - first)
-                    job = partial(read_headers, file, segment.slot_bytes, first, count)
-                    ahead.append((segment, self._disk.submit(job)))
-                    if len(ahead) >= self._thread_count:
-                        for batch in await self._sort(*ahead.pop(0)):
-                            yield batch
-            while ahead:
-                for batch in await self._sort(*ahead.pop(0)):
+            recovery = Recovery(self._log, self._stripes, self._roller, self._census, self._failed)
+            with self._moving_on():
+                async for batch in recovery.found():
                     yield batch
-            self._census.end()
         finally:
-            for _, reading in ahead:
-                await settle(reading)
-
-    async def _sort(self, segment: Segment, reading: DiskFuture[Slots]) -> list[FoundBatch]:
-        """Apply what a batch of slots holds to the table, and return its records."""
-        if await settle(reading):
-            raise asyncio.CancelledError
-        slots = reading.result()
-        base = segment.number << SLOT_BITS
-        batches, second = self._census.take(slots, base, segment.slot_bytes)
-        file, _ = self._files[segment.number]
-        unwanted = slots.damaged + second
-        erased = await self._disk.submit(partial(erase_slots, file, segment.slot_bytes, unwanted)) if unwanted else []
-        states = dict.fromkeys(slots.records, SlotState.USED)
-        states |= dict.fromkeys(unwanted, SlotState.LEAVING)
-        states |= dict.fromkeys(slots.erased + slots.blank + erased, SlotState.FREE)
-        for slot, state in states.items():
-            self._table.set_state(base | slot, state)
-        return batches
+            self._recovering.set_result(None)
+            self._recovering, self._log.recovering = None, False
+            for cleaner in self._cleaners:
+                cleaner.wake()
 
     # ------------------------------------------------------------------ moves
 
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
         """Write one record and return its location; it outlives this process. Raises TierFault IO, FULL or DOWN."""
-        with self._moving():
-            location = await self._take(record_bytes(chunks))
-            segment, offset = self._table.place(location)
-            file, sync = self._files[segment.number]
+        with self._moving_on():
+            if self._codec is None:
+                return await self._store(block, chunks, ChunksToWrite.plain(chunks))
+            async with self._codec.encoded(block.namespace, chunks) as encoded:
+                return await self._store(block, chunks, encoded)
+
+    async def _store(self, block: BlockName, chunks: Sequence[FrameSpan], encoded: ChunksToWrite) -> int:
+        pages = record_pages(encoded)
+        self._check_fits(pages)
+        if not self._log.admit(pages):
+            raise TierFault(Fault.FULL, f"live records take all {self.usable_bytes} usable bytes of the SSD tier")
+        try:
+            placed = await self._place(block, chunks, pages)
+            return await self._write(placed, block, chunks, encoded)
+        finally:
+            self._log.release(pages)
+
+    def _check_fits(self, pages: int) -> None:
+        """The first record of an empty tier decides how large its segments are. Raises TierFault FULL."""
+        if self._log.layout is None and (size_bytes := segment_bytes_for(pages, self._share_bytes)):
+            self._fix(size_bytes)
+        if self._log.layout is None or pages > self._log.layout.record_pages_max:
+            room = self._log.layout.segment_bytes if self._log.layout else self._share_bytes // 2
+            raise TierFault(
+                Fault.FULL,
+                f"a record of {pages * PAGE_BYTES} bytes does not fit a segment of {room}: empty the directory to have "
+                "segments of another size, or raise [ssd] bytes and segment_bytes",
+            )
+
+    async def _place(self, block: BlockName, chunks: Sequence[FrameSpan], pages: int) -> Placed:
+        shape = tuple(chunk.length for chunk in chunks)
+        for _ in range(PLACE_ATTEMPTS_MAX):
+            number = self._log.choose_disk(shape, pages, self._paused())
+            active = self._log.disks[number].active
+            if placed := self._log.place(number, block, shape, pages):
+                return placed
             try:
-                await self._disk.submit(partial(write_record, file, offset, block, chunks, self._arena))
-                await sync.wait()
-            except BaseException:  # a fault, or the caller was cancelled and nobody will ever hear of this record
-                segment.retired |= file.deleted
-                with suppress(TierFault):  # the slot is then lost, and the first fault is the one to tell
-                    await self._erase(location)
-                raise
-            return location
+                full = "no segment is free and none can be reclaimed"
+                opened = await self._roller.open_next(number, active, rewriting=False)
+            except TierFault as fault:
+                self._pause(number, fault)
+                if fault.fault is not Fault.FULL:
+                    raise
+                opened, full = False, fault.detail
+            if opened:
+                continue
+            if active is self._log.disks[number].active:
+                self._roller.retire(number)
+            if not await self._cleaners[number].room():
+                raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
+        raise TierFault(Fault.FULL, "others took the room every time some came free")
+
+    async def _write(
+        self, placed: Placed, block: BlockName, chunks: Sequence[FrameSpan], encoded: ChunksToWrite
+    ) -> int:
+        segment, page = placed.segment, placed.entry.page
+        stripe = self._stripes[segment.disk]
+        file, offset = stripe.files[segment.index], page * PAGE_BYTES
+        try:
+            parts = encoded, self._arena, self._codec
+            await write_record(stripe.io, file, offset, block, chunks, *parts, segment.salt)
+        except BaseException as error:  # a fault, or the caller was cancelled and nobody will ever hear of this record
+            self._log.abandon(placed)
+            if isinstance(error, TierFault):
+                self._roller.write_failed(segment, error)
+                self._pause(segment.disk, error)
+            with suppress(TierFault):  # the first fault is the one to tell
+                await stripe.kill(segment, page)
+            raise
+        else:
+            return self._log.commit(placed)
+        finally:
+            self._roller.write_ended(segment)
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncIterator[int]:
         """Read a record into frames, chunk by chunk. Raises TierFault CORRUPT, MISSING, IO or DOWN."""
-        self._check_serving()
-        if self._table.state(location) not in _HOLDING:
-            self._faults[Fault.MISSING] += 1
-            raise TierFault(Fault.MISSING, f"no record at location {location:#x}")
-        segment, offset = self._table.place(location)
-        file, _ = self._files[segment.number]
-        landed: asyncio.Queue[range] = asyncio.Queue()
-        wanted = True
-        threads = self._disk
+        with self._moving_on():
+            slot = self._log.table.slot(location)
+            if slot is None or self._log.table.has(slot, LEAVING):
+                raise TierFault(Fault.MISSING, f"no record at location {location:#x}")
+            number, page = self._log.table.place(slot)
+            segment = self._log.segments[number]
+            stripe = self._stripes[segment.disk]
+            file, offset = stripe.files[number], page * PAGE_BYTES
+            segment.readers += 1
+            try:
+                where = stripe.io, file, offset, block, chunks, self._arena
+                if self._codec is None:
+                    reading = read_record(*where, segment.salt)
+                else:
+                    reading = read_compressed(*where, self._codec, segment.salt)
+                try:
+                    async for run in reading:
+                        for chunk in run:
+                            yield chunk
+                finally:
+                    await reading.aclose()  # type: ignore[attr-defined]
+            except TierFault as fault:
+                self._mark(location, DAMAGED if fault.fault is Fault.CORRUPT else 0)
+                raise
+            finally:
+                self._mark(location, WAS_READ)
+                self._end_reader(segment)
 
-        def on_run(run: range) -> bool:
-            threads.post(partial(landed.put_nowait, run))
-            return wanted
+    def _mark(self, location: int, bit: int) -> None:
+        if (slot := self._log.table.slot(location)) is not None:
+            self._log.table.mark(slot, bit)
 
-        reading = threads.submit(partial(read_record, file, offset, block, chunks, self._arena, on_run))
-        reading.add_done_callback(lambda _: landed.put_nowait(_END))
-        try:
-            while run := await landed.get():
-                for number in run:
-                    yield number
-        finally:
-            wanted = False
-            if await settle(reading):
+    def _end_reader(self, segment: Segment) -> None:
+        segment.readers -= 1
+        if not segment.readers and self._serving:
+            self._cleaners[segment.disk].wake()
+
+    async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the location alone names a record
+        """Make a record unreadable, durably. Raises TierFault(IO): the drop may then be asked for again."""
+        with self._moving_on():
+            if self._recovering is not None:
+                await self._recovering  # a second copy of the record may lie in a segment not yet read
+            while (slot := self._log.table.slot(location)) is not None and slot in self._moving:
+                await self._moving[slot]
+            if slot is None or self._log.table.has(slot, LEAVING):
+                return  # gone, or going
+            self._log.table.mark(slot, LEAVING)
+            kills = [self._stripes[segment.disk].kill(segment, page) for segment, page in self._log.places(slot)]
+            cancelled = [await settle(kill) for kill in kills]
+            self._end_drop(location, [error for kill in kills if (error := kill.exception()) is not None])
+            if any(cancelled):
                 raise asyncio.CancelledError
-        self._end_read(location, reading)
 
-    async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the location alone names a slot
-        """Erase a record's header, then free its slot. Raises TierFault(IO): the drop may then be asked for again."""
-        with self._moving():
-            if self._table.state(location) in _HOLDING:  # else it is gone, or going
-                await self._erase(location)
+    def _end_drop(self, location: int, errors: Sequence[BaseException]) -> None:
+        slot = self._log.table.slot(location)
+        if slot is None:
+            return  # its segment was emptied meanwhile
+        if errors:
+            self._log.table.unmark(slot, LEAVING)
+            self._log.table.mark(slot, DAMAGED)
+            raise errors[0]
+        segment = self._log.remove(slot)
+        if self._serving:
+            self._cleaners[segment.disk].wake()
 
-    async def _erase(self, location: int) -> None:
-        segment, offset = self._table.place(location)
-        file, _ = self._files[segment.number]
-        self._table.set_state(location, SlotState.LEAVING)
-        erasing = self._disk.submit(partial(erase_record, file, offset))
-        cancelled = await settle(erasing)
-        try:
-            erasing.result()
-        except TierFault:
-            self._table.set_state(location, SlotState.DAMAGED)
-            raise
-        self._table.set_state(location, SlotState.FREE)
-        if cancelled:
-            raise asyncio.CancelledError
+    # --------------------------------------------------------------- the rest
 
-    async def _take(self, slot_bytes: int) -> int:
-        """A slot for a record of this size, out of a new segment if need be. Raises TierFault FULL or IO."""
-        if (location := self._table.take(slot_bytes)) is not None:
-            return location
-        async with self._growing:  # files are made one at a time: room is counted before, used after
-            if (location := self._table.take(slot_bytes)) is not None:
-                return location
-            growth = self._table.plan_growth(slot_bytes)
-            if growth is None:
-                raise TierFault(Fault.FULL, f"all {self._table.capacity_bytes} bytes of {self._directory} are taken")
-            await self._grow(growth)
-            location = self._table.take(slot_bytes)
-            assert location is not None
-            return location
+    def _paused(self) -> list[bool]:
+        """Directories that failed a moment ago; none when all did."""
+        now_s = asyncio.get_running_loop().time()
+        paused = [until_s > now_s for until_s in self._paused_until_s]
+        return [False] * len(paused) if all(paused) else paused
 
-    async def _grow(self, growth: Growth) -> None:
-        leaving = [self._files.pop(number)[0] for number in growth.remove]
-        for number in growth.remove:
-            self._table.remove(number)
-        making = self._disk.submit(lambda _page: self._remake(leaving, growth))
-        cancelled = await settle(making)
-        try:
-            file = making.result()
-        except OSError as error:
-            refusal = directories.refusal(self._directory, error)
-            fault = Fault.FULL if refusal.code is ErrorCode.DISK_FULL else Fault.IO
-            raise TierFault(fault, refusal.message) from error
-        self._keep(file, growth.number)
-        self._table.add(growth.number, growth.slot_bytes, growth.slot_count, SlotState.FREE)
-        if cancelled:
-            raise asyncio.CancelledError
+    def _pause(self, number: int, fault: TierFault) -> None:
+        if fault.fault is Fault.IO:
+            self._paused_until_s[number] = asyncio.get_running_loop().time() + PAUSE_S
 
-    def _remake(self, leaving: list[DirectFile], growth: Growth) -> DirectFile:
-        """On a disk thread: remove segments, then make one in their room. Raises OSError."""
-        for file in leaving:
-            file.close()
-            file.path.unlink(missing_ok=True)
-        path = directories.segment_path(self._directory, growth.number, growth.slot_bytes)
-        assert self._io is not None
-        file = DirectFile(path, self._io.path, create_bytes=growth.slot_bytes * growth.slot_count)
-        directories.sync_directory(self._directory)
-        return file
+    def _sealed(self, number: int) -> None:
+        if self._serving:
+            self._cleaners[number].wake()
 
-    def _end_read(self, location: int, reading: DiskFuture[None]) -> None:
-        """Raise what ended a read, after counting it; a record with wrong bytes is quarantined."""
-        try:
-            reading.result()
-        except TierFault as fault:
-            self._faults[fault.fault] += 1
-            if fault.fault is Fault.CORRUPT and self._table.state(location) is SlotState.USED:
-                self._table.set_state(location, SlotState.DAMAGED)
-            raise
+    def _failed(self, fault: TierFault) -> None:
+        self._background_faults[fault.fault] += 1
 
-    @property
-    def _disk(self) -> DiskThreads:
-        assert self._threads is not None
-        return self._threads
-
-    def _check_serving(self) -> None:
-        if not self._serving:
-            raise TierFault(Fault.DOWN, f"the SSD tier in {self._directory} is closed")
+    def _lost(self, records: Sequence[object], reason: str) -> None:
+        if self._listener is not None:
+            self._listener.lost(records, reason)  # type: ignore[arg-type]
 
     @contextmanager
-    def _moving(self) -> Iterator[None]:
-        """Around a write or drop: `close` waits for it, and its fault is counted."""
-        self._check_serving()
-        self._running += 1
+    def _moving_on(self) -> Iterator[None]:
+        """Around a move: `close` waits for it, and its fault is counted."""
         try:
-            yield
+            if not self._serving:
+                raise TierFault(Fault.DOWN, f"the SSD tier in {self._directories[0]} is closed")
+            self._running += 1
+            try:
+                yield
+            finally:
+                self._running -= 1
+                if not self._running:
+                    self._idle.set()
         except TierFault as fault:
-            self._faults[fault.fault] += 1
+            if self._serving or fault.fault is not Fault.DOWN:
+                self._faults[fault.fault] += 1
             raise
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()

@@ -1,0 +1,56 @@
+"""What all engines of disk I/O have in common: files, scratch pages, group syncs, the words of their status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+from flexkv_tiers.diskio.base import DiskFuture
+from flexkv_tiers.diskio.files import DiskFile, IoChoice
+from flexkv_tiers.diskio.lineup import Kind
+from flexkv_tiers.diskio.pages import PagePool
+from flexkv_tiers.diskio.syncs import GroupSyncs
+from flexkv_tiers.diskio.workers import DiskThreads
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Base of the engines. `workers` run what blocks; `reason` says why this engine was chosen."""
+
+    name = ""
+
+    def __init__(self, choice: IoChoice, workers: DiskThreads, reason: str) -> None:
+        self._choice = choice
+        self._workers = workers
+        self._reason = reason
+        self._pages = PagePool()
+        self._syncs = GroupSyncs(self._begin_sync)
+
+    def open(self, path: Path, *, create_bytes: int = 0) -> DiskFile:
+        return DiskFile(path, self._choice.path, create_bytes=create_bytes)
+
+    def sync(self, file: DiskFile) -> DiskFuture[None]:
+        return self._syncs.wait(file)
+
+    def run(self, job: Callable[[], T]) -> DiskFuture[T]:
+        return self._workers.submit(Kind.SMALL, job)
+
+    def pages(self, count: int) -> AbstractContextManager[memoryview]:
+        return self._pages.lend(count)
+
+    async def stop(self) -> None:
+        await self._workers.stop()
+
+    def status(self) -> dict[str, object]:
+        return {
+            "engine": self.name,
+            "engine_reason": self._reason,
+            "io_path": str(self._choice.path),
+            "io_reason": self._choice.reason,
+        }
+
+    def _begin_sync(self, file: DiskFile) -> DiskFuture[None]:
+        return self._workers.submit(Kind.SMALL, file.sync)

@@ -1,0 +1,146 @@
+"""Opening the next segment and sealing the full one: the I/O that moves the log on.
+
+`SsdStore` and `Cleaner` ask it for places and tell it when a write has ended; which segment, and whether
+one may be opened at all, the log says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flexkv_py.core.messages import Fault
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.ssd.format import Entry, Layout
+from flexkv_tiers.ssd.log import Log, Placed, Segment, SegmentState
+from flexkv_tiers.ssd.stripe import Stripe
+
+
+class Roller:
+    """`sealed` hears of every segment that was sealed, `failed` of every fault no caller is told."""
+
+    def __init__(
+        self,
+        log: Log,
+        stripes: Sequence[Stripe],
+        sealed: Callable[[int], None],
+        failed: Callable[[TierFault], None],
+    ) -> None:
+        self._log = log
+        self._stripes = stripes
+        self._sealed = sealed
+        self._failed = failed
+        self._tasks: set[asyncio.Task[Any]] = set()  # segments being opened or sealed
+
+    @property
+    def layout(self) -> Layout:
+        assert self._log.layout is not None
+        return self._log.layout
+
+    async def open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
+        """Open another segment unless somebody did since `seen` was the active one; False when none may be opened.
+
+        Raises TierFault, FULL when the disk has no room for its file. Runs to its end also when the caller is cancelled.
+        """
+        opening = asyncio.create_task(self._open_next(number, seen, rewriting=rewriting))
+        self._tasks.add(opening)
+        opening.add_done_callback(self._end_task)
+        return await asyncio.shield(opening)
+
+    def _end_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        task.exception()  # whoever waits for it raises it; if nobody does any more, it is not an accident
+
+    async def _open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
+        disk, stripe = self._log.disks[number], self._stripes[number]
+        async with stripe.rolling:
+            if disk.active is not seen:
+                return True
+            if stripe.cut and await stripe.has_room(self.layout.segment_bytes):
+                self._log.restore(number)
+                stripe.cut = False
+            if not self._log.may_open(number, rewriting=rewriting):
+                return False
+            self.retire(number)
+            segment = await self._take_free(number)
+            try:
+                await stripe.begin(segment, self.layout, self._log.next_sequence())
+            except BaseException:
+                deleted = stripe.files[segment.index].deleted
+                segment.state = SegmentState.BROKEN if deleted else SegmentState.FREE
+                raise
+            self._log.activate(segment, rewriting=rewriting)
+            return True
+
+    async def place_rewrite(self, number: int, entry: Entry) -> Placed | None:
+        """Room for a record that is moved within its directory; None when none is left there."""
+        while True:
+            active = self._log.disks[number].active
+            if placed := self._log.place(number, entry.block, entry.shape, entry.pages, rewriting=True):
+                return placed
+            try:
+                if not await self.open_next(number, active, rewriting=True):
+                    return None
+            except TierFault as fault:
+                self._failed(fault)
+                return None
+
+    async def _take_free(self, number: int) -> Segment:
+        """A segment to open: a free one, else a new file."""
+        disk, stripe = self._log.disks[number], self._stripes[number]
+        if free := disk.free():
+            free[0].state = SegmentState.OPENING
+            return free[0]
+        name = self._log.next_number(number)
+        try:
+            file = await stripe.create(name, self.layout.segment_bytes)
+        except TierFault as fault:
+            if fault.fault is Fault.FULL:
+                stripe.cut = True
+                self._log.cut(number)
+            raise
+        segment = self._log.add_segment(number, name, SegmentState.OPENING)
+        stripe.files[segment.index] = file
+        return segment
+
+    def retire(self, number: int) -> None:
+        """The active segment takes no more."""
+        if (segment := self._log.retire(number)) is not None:
+            self.write_ended(segment)
+
+    def write_failed(self, segment: Segment, fault: TierFault) -> None:
+        """After a failed write: a segment whose file is gone or fails takes no more."""
+        disk = self._log.disks[segment.disk]
+        if self._stripes[segment.disk].files[segment.index].deleted:
+            if disk.active is segment:
+                self._log.retire(segment.disk)
+            segment.state = SegmentState.BROKEN
+        elif fault.fault is Fault.IO and disk.active is segment:
+            self.retire(segment.disk)
+
+    def write_ended(self, segment: Segment) -> None:
+        """A write to the segment is over, or it was retired: seal it if nothing runs there any more."""
+        if segment.state is not SegmentState.SEALING or segment.writes:
+            return
+        task = asyncio.create_task(self._seal(segment))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _seal(self, segment: Segment) -> None:
+        entries = sorted((entry for _, entry in segment.entries.values()), key=lambda entry: entry.page)
+        if entries:
+            try:
+                await self._stripes[segment.disk].seal(segment, self.layout, entries)
+            except TierFault as fault:  # its entries stay in memory, and a restart scans it
+                self._failed(fault)
+            else:
+                self._log.keep_footer(segment)
+        if segment.state is SegmentState.SEALING:
+            self._log.sealed(segment)
+        self._sealed(segment.disk)
+
+    async def close(self) -> None:
+        """Let segments that are being opened or sealed end that."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)

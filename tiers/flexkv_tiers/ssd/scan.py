@@ -1,0 +1,117 @@
+"""Finding the records of a segment that has no footer to believe: page by page, every checksum verified.
+
+A page that starts with the segment's salt in a right header is a record's, whatever lies around it: the
+salt is drawn by chance in each life of a segment and leaves the disk in no record. So holes of failed
+writes hide nothing, and bytes of a chunk are never taken for a header.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.codec import HEADER_MAGIC, Header, parse_header
+from flexkv_tiers.codec.record import StoredCheck
+from flexkv_tiers.diskio import DiskFile, DiskIo
+from flexkv_tiers.ssd.format import MAP_BIT_PAGES, PAGE_BYTES, DeadMap, Entry, Layout
+from flexkv_tiers.ssd.records import verify_record
+
+WINDOW_PAGES = 1024
+"""Read at a time."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """What lies in a segment: whole records in order, first pages of torn ones, windows that cannot be read."""
+
+    entries: list[Entry] = field(default_factory=list)
+    torn: list[int] = field(default_factory=list)
+    unreadable: int = 0
+    end: int = 0  # the first page behind everything that was found
+
+
+@dataclass(slots=True)
+class _Candidate:
+    page: int
+    header: Header
+    whole: bool | None  # None: it reaches beyond the window
+
+
+async def scan(io: DiskIo, file: DiskFile, layout: Layout, salt: bytes, dead: DeadMap) -> Scan:
+    """Look at every page where a record may start. Dropped ones are left out."""
+    found = Scan(end=layout.first_page)
+    pages_there = min(layout.trailer_page, os.fstat(file.fd).st_size // PAGE_BYTES)
+    for first in range(layout.first_page, pages_there, WINDOW_PAGES):
+        count = min(WINDOW_PAGES, pages_there - first)
+        with io.pages(count) as memory:
+            try:
+                job = partial(_look, memory, first, salt, dead)
+                candidates = await io.read(file, [memory], first * PAGE_BYTES, job)
+            except TierFault:
+                found.unreadable += 1
+                continue
+        for candidate in candidates:
+            if candidate.page >= found.end:
+                await _take(io, file, layout, candidate, found)
+    return found
+
+
+def _look(memory: memoryview, first: int, salt: bytes, dead: DeadMap) -> list[_Candidate]:
+    """Off the loop: headers of this life in a window, and whether the records in it are whole."""
+    candidates = []
+    at, end = 0, len(memory)
+    while at < end:
+        page = first + at // PAGE_BYTES
+        step = PAGE_BYTES
+        if memory[at : at + len(HEADER_MAGIC)] == HEADER_MAGIC and not dead.is_dead(page):
+            try:
+                header = parse_header(memory[at : at + PAGE_BYTES], salt)
+            except TierFault:
+                header = None
+            if header is not None:
+                whole = _is_whole(memory[at:], salt) if at + header.record_bytes <= end else None
+                candidates.append(_Candidate(page, header, whole))
+                step = header.record_bytes if whole else PAGE_BYTES
+        at += step
+    return candidates
+
+
+def _is_whole(raw: memoryview, salt: bytes) -> bool:
+    try:
+        verify_record(raw, salt)
+    except TierFault:
+        return False
+    return True
+
+
+async def _take(io: DiskIo, file: DiskFile, layout: Layout, candidate: _Candidate, found: Scan) -> None:
+    page, header = candidate.page, candidate.header
+    pages = header.record_bytes // PAGE_BYTES
+    whole = candidate.whole
+    if whole is None:
+        whole = page + pages <= layout.trailer_page and await verify_on_disk(io, file, page * PAGE_BYTES, header)
+    if whole:
+        shape = header.raw_bytes
+        found.entries.append(Entry(page, pages, header.block, shape))
+        found.end = page + pages
+    else:
+        found.torn.append(page)
+        found.end = max(found.end, page + MAP_BIT_PAGES)
+
+
+async def verify_on_disk(io: DiskIo, file: DiskFile, offset: int, header: Header) -> bool:
+    """Whether the chunks of a record at `offset` match the checksums of its header, read in windows."""
+    with io.pages(min(WINDOW_PAGES, header.record_bytes // PAGE_BYTES)) as memory:
+        for number, chunk in enumerate(header.chunks):
+            check = StoredCheck(header.block.key, number, chunk)
+            for at in range(0, chunk.room_bytes, len(memory)):
+                part = memory[: min(len(memory), chunk.room_bytes - at)]
+                try:
+                    await io.read(file, [part], offset + chunk.offset + at, partial(check.update, part))
+                except TierFault:
+                    return False
+            if not check.holds:
+                return False
+    return True

@@ -1,0 +1,67 @@
+"""Which segment is emptied next, and which of its live records are worth rewriting. Pure choices.
+
+Cost-benefit: M. Rosenblum and J. Ousterhout, The Design and Implementation of a Log-Structured File System,
+SOSP 1991, section 3.6: the space gained times its age, over the cost of reading and rewriting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexkv_tiers.ssd.format import PAGE_BYTES
+from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
+
+DEAD_SHARE_MIN = 8
+"""Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
+
+
+def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
+    """The segment of a directory to empty; None when none is worth it.
+
+    Without urgency its live records must all fit the budget. With urgency any dead page is worth it, and
+    where nothing is dead and live records may be lost, the oldest segment goes.
+    """
+    sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
+    if urgent:
+        worthy = [each for each in sealed if _is_worth(log, each) or log.used_pages(each) > each.live_pages]
+    else:
+        budget_pages = log.budget.left_bytes // PAGE_BYTES
+        worthy = [each for each in sealed if _is_worth(log, each) and each.live_pages <= budget_pages]
+    if worthy:
+        return max(worthy, key=lambda each: _benefit(log, each))
+    if not urgent or not may_lose:
+        return None
+    return min(sealed, key=lambda each: each.sequence, default=None)
+
+
+def _is_worth(log: Log, segment: Segment) -> bool:
+    """Whether much of a segment is dead, or was never used because it was sealed early."""
+    room_pages = log.room_pages
+    return (room_pages - segment.live_pages) * DEAD_SHARE_MIN >= room_pages
+
+
+def _benefit(log: Log, segment: Segment) -> float:
+    live_share = segment.live_pages / log.room_pages
+    return (1 - live_share) * (log.sequence - segment.sequence + 1) / (1 + live_share)
+
+
+def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
+    """Which of a victim's live records are rewritten: all within the budget; else those that were read, while it lasts.
+
+    Damaged ones and those being dropped never are. A victim that is all live keeps half at most: something must go.
+    """
+    table = log.table
+    worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
+    left_pages = log.budget.left_bytes // PAGE_BYTES
+    segment = log.segments[table.place(slots[0])[0]] if slots else None
+    if segment is not None and segment.live_pages >= log.used_pages(segment) and not _is_worth(log, segment):
+        left_pages = min(left_pages, segment.live_pages // 2)
+    if sum(map(table.pages, worthy)) <= left_pages:
+        return worthy
+    chosen = []
+    for slot in worthy:
+        if table.has(slot, WAS_READ) and (pages := table.pages(slot)) <= left_pages:
+            chosen.append(slot)
+            left_pages -= pages
+    return chosen
