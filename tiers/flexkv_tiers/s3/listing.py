@@ -32,6 +32,9 @@ from flexkv_tiers.s3.packs import Pack, check_index, index_bytes
 PAGES_PER_ROUND_MAX = 64
 """Of a thousand names each. A larger prefix takes several rounds of `refresh_s`; no round lists without end."""
 
+REFUSED_MAX = 4096
+"""Failed uploads that are remembered; a server that still goes on with an older one is long dead."""
+
 COUNTED = ("listed_blocks", "listed_packs", "listed_foreign", "listed_damaged", "sweeps", "expired")
 
 
@@ -40,9 +43,8 @@ class Listing:
 
     def __init__(self, config: S3Config, bucket: Bucket, catalogue: Catalogue, listener: StoreListener | None) -> None:
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
-        self.ours: set[PackName] = (
-            set()
-        )  # being uploaded, or failed in a way that leaves in doubt whether they are there
+        self.uploading: set[PackName] = set()
+        self.refused: dict[PackName, None] = {}  # uploads of ours that failed; they may be there, even after a delete
         self.damaged_at_start = 0
         self._met: Counter[str] = Counter()  # in this sweep
         self._config = config
@@ -67,6 +69,12 @@ class Listing:
             if not self._after:
                 self._end_sweep()
                 return
+
+    def refuse(self, name: PackName) -> None:
+        """An upload of ours failed; should a sweep meet it all the same, it is deleted."""
+        self.refused[name] = None
+        if len(self.refused) > REFUSED_MAX:
+            del self.refused[next(iter(self.refused))]
 
     async def _page(self) -> list[FoundBatch]:
         config = self._config
@@ -95,9 +103,8 @@ class Listing:
         self._unreadable, self._unreadable_now = self._unreadable_now, {}
         gone, packs = self._catalogue.end_sweep()
         for pack in packs:
-            if pack.name not in self.ours:
-                gone += records_of(pack)
-                self._catalogue.packs.remove(pack)
+            gone += records_of(pack)
+            self._catalogue.packs.remove(pack)
         self.tell_lost(gone, "it is not in the bucket any more")
 
     def tell_lost(self, records: Sequence[LostRecord], reason: str) -> None:
@@ -119,7 +126,9 @@ class Listing:
             assert name is not None
             if isinstance(name, DropMarks):
                 masks.setdefault(name.pack, []).append(name.mask)
-            elif self._catalogue.meet_pack(name) is None and name not in self.ours:
+            elif name in self.refused:  # the server went on with an upload that we had given up
+                await self._delete([entry.name])
+            elif self._catalogue.meet_pack(name) is None and name not in self.uploading:
                 fresh[name] = entry.object_bytes
         packs = await asyncio.gather(*(self._read(name, object_bytes) for name, object_bytes in fresh.items()))
         for name, found in masks.items():
@@ -154,7 +163,7 @@ class Listing:
         """Records that this daemon's last life, or another daemon, has dropped from a pack."""
         pack = self._catalogue.packs.named(name)
         if pack is None:
-            if self._config.owner and name not in self.ours and name not in self._unreadable_now:
+            if self._config.owner and name not in self._unreadable_now:
                 await self._delete([marks_name(self._config.prefix, DropMarks(name, mask)) for mask in masks])
             return
         mask = 0

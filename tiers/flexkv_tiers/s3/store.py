@@ -54,7 +54,7 @@ class S3Store:
         self._listener = listener
         self._packer = Packer(self._upload, config.pack_bytes, config.processes * config.threads)
         self._drops = PackDrops(self._bucket, config.prefix, self._catalogue.packs)
-        self._doubtful: dict[PackName, None] = {}  # their uploads failed, and they may be there all the same
+        self._doubtful: dict[PackName, None] = {}  # their uploads failed, and no delete has got through yet
         self._background: set[asyncio.Task[None]] = set()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
 
@@ -110,14 +110,16 @@ class S3Store:
         index = pack_index(name, [record.block for record in records], [record.length for record in records])
         parts = [Part(record.header, record.spans) for record in records]
         request = PutPack(pack_name(self._config.prefix, name), index, parts)
-        self._listing.ours.add(name)
+        self._listing.uploading.add(name)
         try:
             await self._bucket.ask(lambda: request)
         except BaseException:
-            self._doubtful[name] = None  # nothing of it may be served: it goes as soon as the bucket takes a delete
+            self._doubtful[name] = None  # nothing of it may ever be served
+            self._listing.refuse(name)
             self._spawn(self._delete_doubtful(records[0].directory))
             raise
-        self._listing.ours.discard(name)
+        finally:
+            self._listing.uploading.discard(name)
         return self._catalogue.packs.add(name, index)
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncGenerator[int, None]:
@@ -178,7 +180,6 @@ class S3Store:
         for name in [name for name in self._doubtful if (name.namespace, name.shard) == directory]:
             await self._bucket.delete(pack_name(self._config.prefix, name))
             self._doubtful.pop(name, None)
-            self._listing.ours.discard(name)
 
     async def _drop_unwanted(self, block: BlockName, location: int) -> None:
         """A record that landed after its writer had given up."""
