@@ -193,3 +193,36 @@ def test_time_to_live_needs_listings():
     for bad in ({"ttl_s": 60.0, "refresh_s": 0.0}, {"pack_bytes": 4096}):
         with pytest.raises(FlexKVError, match=f"s3.{next(iter(bad))}"):
             S3Config("b", **bad)
+
+
+def test_a_reset_leaves_nothing_whoever_wrote_it(frames, config, bucket):
+    """What this node knows, dropped locally or never met is deleted; what is written after stays; others hear of it."""
+
+    async def scene(owner, guest):
+        old, alone, kept = [block(at) for at in range(4)], block(4), block(5, space=2)
+        await write_pack(owner.store, frames, old)
+        await owner.store.write(alone, frames.fill(alone, SMALL))
+        await owner.store.write(kept, frames.fill(kept, SMALL))
+        await until(lambda: set(guest.places()) == {*old, alone, kept})
+        unmet, late, new = block(6), block(7), [block(at) for at in range(8, 11)]
+        await owner.store.write(unmet, frames.fill(unmet, SMALL))
+        writing = asyncio.create_task(guest.store.write(late, frames.fill(late, SMALL)))
+        await asyncio.sleep(0)
+        wiping = guest.store.reset(block(1).namespace)
+        await asyncio.wait([writing])  # in time for the reset or not, but whole if it says so
+        new_places = await write_pack(guest.store, frames, new)
+        await wiping
+        for name, place in guest.places().items():
+            if name != kept:
+                assert await fault_of_read(guest.store, frames, name, place) is Fault.MISSING
+        await until(lambda: owner.lost() == {*old, alone, unmet})
+        for name, place in new_places.items():
+            await assert_readable(guest.store, frames, name, place)
+        await assert_readable(guest.store, frames, kept, guest.places()[kept])
+        survivors = 2 if writing.exception() else 3
+        assert len(names_in(bucket, config)) == survivors
+        told = len(guest.heard.news)
+        await sweeps(guest)
+        assert len(guest.heard.news) == told
+
+    share(frames, [config, replace(config, owner=False)], scene)

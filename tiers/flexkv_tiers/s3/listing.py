@@ -43,7 +43,6 @@ class Listing:
 
     def __init__(self, config: S3Config, bucket: Bucket, catalogue: Catalogue, listener: StoreListener | None) -> None:
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
-        self.uploading: set[PackName] = set()
         self.refused: dict[PackName, None] = {}  # uploads of ours that failed; they may be there, even after a delete
         self.damaged_at_start = 0
         self._met: Counter[str] = Counter()  # in this sweep
@@ -128,7 +127,7 @@ class Listing:
                 masks.setdefault(name.pack, []).append(name.mask)
             elif name in self.refused:  # the server went on with an upload that we had given up
                 await self._delete([entry.name])
-            elif self._catalogue.meet_pack(name) is None and name not in self.uploading:
+            elif self._catalogue.meet_pack(name) is None and name not in self._catalogue.uploading:
                 fresh[name] = entry.object_bytes
         packs = await asyncio.gather(*(self._read(name, object_bytes) for name, object_bytes in fresh.items()))
         for name, found in masks.items():
@@ -157,7 +156,7 @@ class Listing:
             if fault.fault is Fault.CORRUPT:
                 self._unreadable_now[name] = None
             return None
-        return self._catalogue.packs.add(name, index.raw)
+        return self._catalogue.packs.add(name, index.raw) if self._catalogue.believes(name.namespace) else None
 
     async def _marked(self, name: PackName, masks: list[int], *, is_new: bool) -> None:
         """Records that this daemon's last life, or another daemon, has dropped from a pack."""

@@ -16,6 +16,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
+from flexkv_py.keys import NamespaceDigest
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
 from flexkv_tiers.codec import pack_header
 from flexkv_tiers.memory import Arena
@@ -28,8 +29,10 @@ from flexkv_tiers.s3.messages import Get, Landed, Part, Put, PutPack, Span
 from flexkv_tiers.s3.names import PackName, object_name, pack_name
 from flexkv_tiers.s3.packing import RECORD_BYTES_MAX, Directory, Packer, Record
 from flexkv_tiers.s3.packs import Pack, pack_index
+from flexkv_tiers.s3.wipe import wipe
 
 _COUNTED = ("bytes_written", "bytes_read", "packs_written", "blocks_packed", "packs_let_go")
+_RESET_MEANWHILE = "the namespace was reset while the block was on its way"
 PHYSICAL_SHARE_MAX = 1.25
 """All objects together may take so much of `bytes`: dropped records lie in packs until the pack goes."""
 
@@ -91,9 +94,7 @@ class S3Store:
         """Store records of one directory as one object."""
         if len(records) == 1:
             [record] = records
-            request = Put(object_name(self._config.prefix, record.block), record.header, record.spans)
-            await self._bucket.ask(lambda: request)
-            self._catalogue.add_single(record.block, record.length)
+            await self._upload_single(record)
             locations = [SINGLE]
         else:
             pack = await self._upload_pack(records)
@@ -104,22 +105,35 @@ class S3Store:
         self._bound_physical()
         return locations
 
+    async def _upload_single(self, record: Record) -> None:
+        block, resets = record.block, self._catalogue.resets[record.block.namespace]
+        name = object_name(self._config.prefix, block)
+        request = Put(name, record.header, record.spans)
+        await self._bucket.ask(lambda: request)
+        if self._catalogue.resets[block.namespace] != resets:
+            await self._bucket.delete(name)
+            raise TierFault(Fault.IO, _RESET_MEANWHILE)
+        self._catalogue.add_single(block, record.length)
+
     async def _upload_pack(self, records: Sequence[Record]) -> Pack:
         namespace, shard = records[0].directory
         name = PackName(namespace, shard, time.time_ns() // 1_000_000, random.getrandbits(64), len(records))
         index = pack_index(name, [record.block for record in records], [record.length for record in records])
         parts = [Part(record.header, record.spans) for record in records]
         request = PutPack(pack_name(self._config.prefix, name), index, parts)
-        self._listing.uploading.add(name)
+        resets = self._catalogue.resets[namespace]
+        self._catalogue.uploading.add(name)
         try:
             await self._bucket.ask(lambda: request)
+            if self._catalogue.resets[namespace] != resets:
+                raise TierFault(Fault.IO, _RESET_MEANWHILE)
         except BaseException:
             self._doubtful[name] = None  # nothing of it may ever be served
             self._listing.refuse(name)
             self._spawn(self._delete_doubtful(records[0].directory))
             raise
         finally:
-            self._listing.uploading.discard(name)
+            self._catalogue.uploading.discard(name)
         return self._catalogue.packs.add(name, index)
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncGenerator[int, None]:
@@ -181,6 +195,10 @@ class S3Store:
             await self._bucket.delete(pack_name(self._config.prefix, name))
             self._doubtful.pop(name, None)
 
+    def reset(self, namespace: NamespaceDigest) -> asyncio.Task[None]:
+        self._catalogue.reset(namespace)
+        return self._spawn(wipe(self._config, self._bucket, self._catalogue, namespace))
+
     async def _drop_unwanted(self, block: BlockName, location: int) -> None:
         """A record that landed after its writer had given up."""
         await self.drop(block, location)
@@ -234,11 +252,12 @@ class S3Store:
             excess -= pack.object_bytes
             self._spawn(self._drops.settle(pack))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run beside everything else until the store is closed; its faults are met again by whoever comes next."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
