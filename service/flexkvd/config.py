@@ -113,6 +113,16 @@ class S3Table:
         choices=("auto", "always", "never"),
     )
     ca_bundle: str = key(Kind.TEXT, "File of certificates to trust instead of the system's; empty: the system's.", "")
+    sse: Literal["", "AES256", "aws:kms"] = key(
+        Kind.TEXT,
+        "What the server encrypts objects with; empty: the bucket's own default.",
+        "",
+        choices=("", "AES256", "aws:kms"),
+    )
+    sse_kms_key_id: str = key(Kind.TEXT, "Key of the server's key service, with sse = 'aws:kms'; empty: its own.", "")
+    part_bytes: int = key(
+        Kind.SIZE, "Blocks above this go up in parts of this size, side by side.", 64 * MIB, low=5 * MIB, high=4 * GIB
+    )
     bytes: int = key(Kind.SIZE, "Room the objects may take; 0: no limit.", 0, high=1 << 60)
     pack_bytes: int = key(
         Kind.SIZE,

@@ -61,6 +61,10 @@ class Frames:
             self.arena.set_checksum(span.frame, chunk_checksum(name.key, number, data))
         return spans
 
+    def rewind(self) -> None:
+        """Take the same frames again: nobody uses them any more."""
+        self._next = 0
+
     def bytes_of(self, spans: Sequence[FrameSpan]) -> list[bytes]:
         return [bytes(self.arena.view(span.frame, span.length)) for span in spans]
 

@@ -17,7 +17,7 @@ import pytest
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers import ByteWorker
-from flexkv_tiers.byteworkers.worker import RESPAWN_DELAY_S_MAX, respawn_delay_s
+from flexkv_tiers.byteworkers.worker import RESPAWN_DELAY_S_MAX, patient_threads, respawn_delay_s
 from flexkv_tiers.memory import Arena
 from tests.tiers.patient_worker import FRAME_BYTES, Scribble
 
@@ -43,8 +43,9 @@ async def running(arena, *, threads=2, let_go_s=5.0, options=b""):
         await worker.close()
 
 
-async def replies_of(worker, request, timeout_s=10.0):
-    return [reply async for reply in worker.call(msgspec.msgpack.encode(request), timeout_s=timeout_s)]
+async def replies_of(worker, request, timeout_s=10.0, *, patient=False):
+    raw = msgspec.msgpack.encode(request)
+    return [reply async for reply in worker.call(raw, timeout_s=timeout_s, patient=patient)]
 
 
 def exists(pid):
@@ -106,6 +107,69 @@ def test_more_calls_than_threads_wait_their_turn(arena):
             assert caught.value.fault is Fault.LATE
             assert await replies_of(worker, Scribble()) == [b"0"]
             assert len(await long) == 20
+
+    asyncio.run(scene())
+
+
+def test_patient_calls_leave_a_thread_to_the_others(arena):
+    """A flood of patient calls on two threads: an impatient one runs at once, while most of the flood still waits."""
+
+    async def scene():
+        async with running(arena) as worker:
+            await replies_of(worker, Scribble())  # it is up
+            flood = [
+                asyncio.create_task(replies_of(worker, Scribble(frame=256, turns=10, pause_s=0.02), patient=True))
+                for _ in range(5)
+            ]
+            await asyncio.sleep(0.05)
+            for _ in range(3):
+                assert await replies_of(worker, Scribble()) == [b"0"]
+            assert sum(each.done() for each in flood) <= 2
+            assert [len(replies) for replies in await asyncio.gather(*flood)] == [10] * 5
+            assert worker.running == 0
+
+    asyncio.run(scene())
+    assert [patient_threads(threads) for threads in (1, 2, 3, 4, 8)] == [1, 1, 2, 3, 6]
+
+
+def test_a_storm_of_kills_never_lets_a_dead_child_write(arena):
+    """SIGKILL after SIGKILL in mid-call: every call faults, and no frame changes once its call has ended."""
+
+    async def scene():
+        async with running(arena) as worker:
+            for turn in range(5):
+                await replies_of(worker, Scribble())
+                calls = [
+                    asyncio.create_task(replies_of(worker, Scribble(frame=frame, turns=10**6, pause_s=0.0002)))
+                    for frame in (1, 2)
+                ]
+                await asyncio.sleep(0.02 + 0.005 * turn)
+                os.kill(worker.pid, signal.SIGKILL)
+                for ended in asyncio.as_completed(calls):
+                    with pytest.raises(TierFault) as caught:
+                        await ended
+                    assert caught.value.fault is Fault.IO
+                for frame in (1, 2):
+                    arena.view(frame, FRAME_BYTES)[:] = bytes(FRAME_BYTES)
+                await asyncio.sleep(0.01)
+                assert not any(any(arena.view(frame, FRAME_BYTES)) for frame in (1, 2))
+            assert worker.deaths == 5
+            assert worker.running == 0
+
+    asyncio.run(scene())
+
+
+def test_an_idle_child_costs_nothing(arena):
+    """A child that waits for calls uses no measurable CPU time."""
+
+    async def scene():
+        async with running(arena, threads=8) as worker:
+            await asyncio.gather(*(replies_of(worker, Scribble()) for _ in range(8)))
+            process = psutil.Process(worker.pid)
+            before = process.cpu_times()
+            await asyncio.sleep(1.0)
+            after = process.cpu_times()
+            assert after.user + after.system - before.user - before.system <= 0.02
 
     asyncio.run(scene())
 

@@ -12,8 +12,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 
 import msgspec
 
@@ -34,10 +34,16 @@ def respawn_delay_s(short_lives: int) -> float:
     return min(RESPAWN_DELAY_S_MAX, RESPAWN_DELAY_S_MIN * 2.0 ** min(short_lives - 2, 16))
 
 
+def patient_threads(threads: int) -> int:
+    """How many of so many threads patient calls may have."""
+    return max(1, threads - max(1, threads // 4))
+
+
 class ByteWorker:
     """One child process of `module` (run with `python -m`), replaced whenever it dies.
 
-    At most `threads` calls run at a time; others wait in the daemon, where waiting is cheap to end.
+    At most `threads` calls run at a time; others wait in the daemon, where waiting is cheap to end. Patient
+    calls together leave one thread in four, or at least one if there are two, to the others.
     A call that has not ended `let_go_s` after its timeout costs the child its life, because nothing
     else gives its frames back.
     """
@@ -58,6 +64,7 @@ class ByteWorker:
         self._opening = Opening(list(segment_fds), segment_bytes, threads, options)
         self._let_go_s = let_go_s
         self._slots = asyncio.Semaphore(threads)
+        self._patient_slots = asyncio.Semaphore(patient_threads(threads))
         self._child: _Child | None = None
         self._changed = asyncio.Event()  # set while there is a child, and for good once closing
         self._closing = asyncio.Event()
@@ -81,8 +88,8 @@ class ByteWorker:
         if self._supervisor is not None:
             await asyncio.wait([self._supervisor])
 
-    async def call(self, request: bytes, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
-        """Run one request and yield its replies.
+    async def call(self, request: bytes, *, timeout_s: float, patient: bool = False) -> AsyncGenerator[bytes, None]:
+        """Run one request and yield its replies; a `patient` one lets others have a thread before it.
 
         After `timeout_s` the child is told to stop, and says in its replies how far it came. Closing
         the iterator early stops the call too; both return only when its frames are free, so iterate
@@ -92,14 +99,11 @@ class ByteWorker:
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.running += 1
         try:
-            await self._claim_slot(deadline)
-            try:
+            async with self._slot(deadline, patient=patient):
                 child = await self._living_child(deadline)
                 async with aclosing(self._replies(child, request, deadline)) as replies:
                     async for reply in replies:
                         yield reply
-            finally:
-                self._slots.release()
         finally:
             self.running -= 1
 
@@ -117,10 +121,18 @@ class ByteWorker:
             for timer in timers:
                 timer.cancel()
 
-    async def _claim_slot(self, deadline: float) -> None:
+    @asynccontextmanager
+    async def _slot(self, deadline: float, *, patient: bool) -> AsyncIterator[None]:
+        async with AsyncExitStack() as held:
+            for slots in (self._patient_slots, self._slots) if patient else (self._slots,):
+                await self._claim(slots, deadline)
+                held.callback(slots.release)
+            yield
+
+    async def _claim(self, slots: asyncio.Semaphore, deadline: float) -> None:
         try:
             async with asyncio.timeout_at(deadline):
-                await self._slots.acquire()
+                await slots.acquire()
         except TimeoutError:
             busy = f"all {self._opening.threads} threads of {self._module} stayed busy within the deadline"
             raise TierFault(Fault.LATE, busy) from None

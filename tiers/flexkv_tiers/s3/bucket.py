@@ -22,15 +22,28 @@ from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.deletes import DeleteBatches
 from flexkv_tiers.s3.faults import explained, start_error, tier_fault
 from flexkv_tiers.s3.health import Health
-from flexkv_tiers.s3.messages import Check, Delete, Failed, Reply, Request, Trouble
+from flexkv_tiers.s3.messages import Check, Delete, Failed, Get, GetIndex, Reply, Request, Stored, Trouble
 
 _LET_GO_S = 2.0
 """What a byte worker gets beyond boto3's own timeouts to let go of a stopped call's frames."""
 
+_CHILD_START_S = 5.0
+"""What a byte worker may take to start: the first check waits for it, and for boto3 to be imported."""
+
+_URGENT = Get | GetIndex | Check
+"""Somebody waits for these: everything else together leaves them a connection."""
+
 PAUSE_S = 2.0
 """Between tries at what must not be given up while the bucket fails it."""
 
-_COUNTED = ("retries", "delete_requests", *(f"failed_{trouble.value}" for trouble in Trouble))
+_COUNTED = (
+    "retries",
+    "paced",
+    "uploads_present",
+    "uploads_swept",
+    "delete_requests",
+    *(f"failed_{trouble.value}" for trouble in Trouble),
+)
 
 
 class Bucket:
@@ -69,7 +82,7 @@ class Bucket:
             await worker.start()
         failure = await self._check()
         if failure is not None:
-            self._health.open(explained(failure))
+            self._health.breaker.open(explained(failure), self._now_s())
             self._go_down()
             raise start_error(failure, self._config.place)
 
@@ -87,8 +100,7 @@ class Bucket:
 
     def status(self) -> dict[str, object]:
         return {
-            "up": self._health.up,
-            "down_because": self._health.down_because,
+            **self._health.status(),
             "processes": [worker.pid for worker in self._workers],
             "process_deaths": sum(worker.deaths for worker in self._workers),
             "moves_running": sum(worker.running for worker in self._workers),
@@ -144,14 +156,17 @@ class Bucket:
             if not self._health.up:
                 raise TierFault(Fault.DOWN, f"{self._config.place} is down since: {self._health.down_because}")
             failure: Failed | None = None
-            async with aclosing(self._attempt(request(), deadline - loop.time())) as replies:
+            asked = request()
+            await self._pace(deadline, urgent=isinstance(asked, Get))
+            async with aclosing(self._attempt(asked, deadline - loop.time())) as replies:
                 async for reply in replies:
                     if isinstance(reply, Failed):
                         failure = reply
-                    else:
-                        yield reply
+                        continue
+                    self.counts["uploads_present"] += isinstance(reply, Stored) and reply.present
+                    yield reply
             if failure is None:
-                self._health.succeeded()
+                self._health.succeeded(self._now_s())
                 return
             self._note(failure)
             delay = self._health.retry_delay_s(failure.trouble, retries, deadline - loop.time(), self._chance.random())
@@ -161,16 +176,31 @@ class Bucket:
             self.counts["retries"] += 1
             await asyncio.sleep(delay)
 
+    async def _pace(self, deadline: float, *, urgent: bool) -> None:
+        """Wait as long as the server's limits ask for. Raises TierFault."""
+        now_s = self._now_s()
+        delay = self._health.throttle.delay_s(now_s, deadline - now_s, urgent=urgent)
+        if delay is None:
+            raise TierFault(Fault.LATE, f"{self._config.place} takes fewer requests than there are, by its 503 answers")
+        if delay:
+            self.counts["paced"] += 1
+            await asyncio.sleep(delay)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
+
     async def _attempt(self, request: Request, timeout_s: float) -> AsyncGenerator[Reply, None]:
         """One attempt in the least busy byte worker; the last reply may be `Failed`."""
         worker = min(self._workers, key=lambda each: each.running)
-        async with aclosing(worker.call(self._encoder.encode(request), timeout_s=timeout_s)) as replies:
+        raw_request, patient = self._encoder.encode(request), not isinstance(request, _URGENT)
+        async with aclosing(worker.call(raw_request, timeout_s=timeout_s, patient=patient)) as replies:
             async for raw in replies:
                 yield self._decoder.decode(raw)
 
     def _note(self, failure: Failed) -> None:
         self.counts[f"failed_{failure.trouble.value}"] += 1
-        self._health.failed(failure.trouble, explained(failure))
+        self._health.failed(failure.trouble, explained(failure), self._now_s())
         if not self._health.up:
             self._go_down()
 
@@ -186,10 +216,12 @@ class Bucket:
 
     async def _probe(self) -> None:
         """Ask for the bucket at growing intervals until it answers."""
-        while not self._health.up:
-            await asyncio.sleep(self._health.probe_delay_s())
-            if await self._check() is None:
-                self._health.close()
+        breaker = self._health.breaker
+        while breaker.probe_at_s is not None:
+            await asyncio.sleep(max(0.0, breaker.probe_at_s - self._now_s()))
+            breaker.begin_probe(max(breaker.probe_at_s, self._now_s()))  # a timer may be early by its resolution
+            failure = await self._check()
+            breaker.end_probe(explained(failure) if failure else "", self._now_s())
         self._prober = None
         self._came_back.set()
         if self._listener is not None:
@@ -197,7 +229,7 @@ class Bucket:
 
     async def _check(self) -> Failed | None:
         """Whether the bucket can be used right now, asked once."""
-        timeout_s = self._config.connect_timeout_s + self._config.read_timeout_s
+        timeout_s = self._config.connect_timeout_s + self._config.read_timeout_s + _CHILD_START_S
         failure: Failed | None = None
         try:
             async with aclosing(self._attempt(Check(), timeout_s)) as replies:

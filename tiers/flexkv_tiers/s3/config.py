@@ -9,6 +9,8 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 
 PROCESSES_MAX = 16
 THREADS_MAX = 64
+PART_BYTES_MIN = 5 << 20
+"""S3's own limit for all parts of an upload but the last."""
 PACK_BYTES_MIN = 1 << 20
 PACK_BYTES_MAX = 64 << 20
 
@@ -20,7 +22,9 @@ class S3Config:
     `endpoint_url`, `region`, `addressing_style` and `ca_bundle` are boto3's; empty means boto3's own
     default. `sign_payload` None signs bodies only where the link is not TLS: a signature costs more
     CPU than everything else of an upload together. `operation_timeout_s` bounds one move with all its
-    retries. `pack_bytes` 0 packs nothing, `refresh_s` 0 never lists again, `ttl_s` and `bytes` 0 set no limit.
+    retries. Records above `part_bytes` go up in parts of that size. `sse` is what the server encrypts
+    with, in S3's words; empty: the bucket's own default. `pack_bytes` 0 packs nothing, `refresh_s` 0 never
+    lists again, `ttl_s` and `bytes` 0 set no limit.
     """
 
     bucket: str
@@ -36,6 +40,9 @@ class S3Config:
     retry_count_max: int = 4
     sign_payload: bool | None = None
     ca_bundle: str = ""
+    sse: Literal["", "AES256", "aws:kms"] = ""
+    sse_kms_key_id: str = ""
+    part_bytes: int = 64 << 20
     bytes: int = 0
     pack_bytes: int = 8 << 20
     refresh_s: float = 30.0
@@ -55,13 +62,22 @@ class S3Config:
             raise _refuse("threads", f"is {self.threads}: use 1 to {THREADS_MAX}")
         if self.retry_count_max < 0:
             raise _refuse("retry_count_max", f"is {self.retry_count_max}: use 0 or more")
-        if self.pack_bytes and not PACK_BYTES_MIN <= self.pack_bytes <= PACK_BYTES_MAX:
-            raise _refuse("pack_bytes", f"is {self.pack_bytes}: use 0, or {PACK_BYTES_MIN} to {PACK_BYTES_MAX}")
         if self.ttl_s and not self.refresh_s:
             raise _refuse("ttl_s", "needs listings to find what has outlived it: set s3.refresh_s too")
         for name in ("connect_timeout_s", "read_timeout_s", "operation_timeout_s"):
             if getattr(self, name) <= 0:
                 raise _refuse(name, f"is {getattr(self, name)}: use more than 0")
+        self._check_uploads()
+
+    def _check_uploads(self) -> None:
+        if self.sse not in ("", "AES256", "aws:kms"):
+            raise _refuse("sse", f"is {self.sse!r}: use '', 'AES256' or 'aws:kms'")
+        if self.sse_kms_key_id and self.sse != "aws:kms":
+            raise _refuse("sse_kms_key_id", "is given without sse = 'aws:kms': give both, or no key")
+        if self.part_bytes < PART_BYTES_MIN:
+            raise _refuse("part_bytes", f"is {self.part_bytes}: S3 takes no parts below {PART_BYTES_MIN} bytes")
+        if self.pack_bytes and not PACK_BYTES_MIN <= self.pack_bytes <= PACK_BYTES_MAX:
+            raise _refuse("pack_bytes", f"is {self.pack_bytes}: use 0, or {PACK_BYTES_MIN} to {PACK_BYTES_MAX}")
 
     @property
     def signs_payload(self) -> bool:

@@ -15,6 +15,10 @@ FAULT_OF = {
     Trouble.CORRUPT: Fault.CORRUPT,
     Trouble.FULL: Fault.FULL,
     Trouble.DENIED: Fault.DOWN,
+    Trouble.EXPIRED: Fault.DOWN,
+    Trouble.SKEWED: Fault.DOWN,
+    Trouble.REGION: Fault.DOWN,
+    Trouble.CERTIFICATE: Fault.DOWN,
     Trouble.BUCKET_MISSING: Fault.DOWN,
     Trouble.UNREACHABLE: Fault.DOWN,
     Trouble.THROTTLED: Fault.IO,
@@ -28,30 +32,58 @@ FAULT_OF = {
 WORTH_RETRYING = frozenset({Trouble.UNREACHABLE, Trouble.THROTTLED, Trouble.TIMEOUT, Trouble.SERVER, Trouble.CUT})
 """Another try of the same request may succeed."""
 
-OUTAGES = WORTH_RETRYING | {Trouble.DENIED, Trouble.BUCKET_MISSING, Trouble.STOPPED}
+HOPELESS = frozenset(
+    {
+        Trouble.DENIED,
+        Trouble.EXPIRED,
+        Trouble.SKEWED,
+        Trouble.REGION,
+        Trouble.CERTIFICATE,
+        Trouble.BUCKET_MISSING,
+    }
+)
+"""No request can succeed until somebody changes something."""
+
+OUTAGES = WORTH_RETRYING | HOPELESS | {Trouble.STOPPED}
 """The bucket as a whole did not serve us; anything else is an answer about one object."""
 
-HOPELESS = frozenset({Trouble.DENIED, Trouble.BUCKET_MISSING})
-"""No request can succeed until somebody changes something."""
+NEW_LOOK = frozenset({Trouble.DENIED, Trouble.EXPIRED})
+"""Other credentials may lie where boto3 looks for them by now."""
 
 _CURE = {
     Trouble.DENIED: (
         "check the credentials boto3 finds (environment, profile or role) and that they may list, get, put and "
         "delete in s3.bucket"
     ),
+    Trouble.EXPIRED: "renew the credentials where boto3 finds them; they are read again by themselves",
+    Trouble.SKEWED: "set this machine's clock: the server takes requests whose time is within some minutes of its own",
+    Trouble.REGION: "set s3.region to the bucket's own region, or s3.endpoint_url to the server that has it",
+    Trouble.CERTIFICATE: (
+        "set s3.ca_bundle to a file with the certificate of the authority that signed the server's, "
+        "and s3.endpoint_url to a name that stands in it"
+    ),
     Trouble.BUCKET_MISSING: (
         "create the bucket or correct s3.bucket, and s3.region or s3.endpoint_url if it is elsewhere"
     ),
-    Trouble.UNREACHABLE: "check that the server runs and s3.endpoint_url (with TLS: s3.ca_bundle too) is right",
+    Trouble.UNREACHABLE: (
+        "check that the server runs, that s3.endpoint_url is right and, where the bucket's name stands in the host "
+        "name, s3.addressing_style"
+    ),
     Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
     Trouble.STOPPED: "check the server's load; s3.operation_timeout_s says how long a move may take",
     Trouble.THROTTLED: "lower s3.processes or s3.threads, or raise the server's limits",
-    Trouble.REFUSED: "check s3.bucket, s3.region and s3.addressing_style",
+    Trouble.REFUSED: (
+        "check s3.bucket, s3.region, s3.addressing_style ('path' for most servers but AWS), s3.sse and "
+        "s3.sse_kms_key_id"
+    ),
     Trouble.FULL: "make room in the bucket or raise its quota",
 }
 
 _CODE = {
     Trouble.DENIED: ErrorCode.S3_DENIED,
+    Trouble.EXPIRED: ErrorCode.S3_DENIED,
+    Trouble.SKEWED: ErrorCode.S3_DENIED,
+    Trouble.REGION: ErrorCode.BAD_CONFIG,
     Trouble.BUCKET_MISSING: ErrorCode.S3_BUCKET_MISSING,
     Trouble.REFUSED: ErrorCode.BAD_CONFIG,
 }
@@ -62,15 +94,25 @@ _TROUBLE_OF_CODE = {
     "AccessDenied": Trouble.DENIED,
     "InvalidAccessKeyId": Trouble.DENIED,
     "SignatureDoesNotMatch": Trouble.DENIED,
-    "ExpiredToken": Trouble.DENIED,
-    "RequestTimeTooSkewed": Trouble.DENIED,
+    "ExpiredToken": Trouble.EXPIRED,
+    "ExpiredTokenException": Trouble.EXPIRED,
+    "TokenRefreshRequired": Trouble.EXPIRED,
+    "InvalidToken": Trouble.EXPIRED,
+    "RequestTimeTooSkewed": Trouble.SKEWED,
+    "RequestExpired": Trouble.SKEWED,
+    "AuthorizationHeaderMalformed": Trouble.REGION,
+    "PermanentRedirect": Trouble.REGION,
+    "TemporaryRedirect": Trouble.REGION,
     "SlowDown": Trouble.THROTTLED,
+    "TooManyRequests": Trouble.THROTTLED,
+    "ServiceUnavailable": Trouble.THROTTLED,
     "RequestTimeout": Trouble.TIMEOUT,
     "InvalidRange": Trouble.CORRUPT,  # the object is shorter than its record
     "QuotaExceeded": Trouble.FULL,
 }
 _TROUBLE_OF_STATUS = {
-    301: Trouble.BUCKET_MISSING,  # it is in another region
+    301: Trouble.REGION,
+    307: Trouble.REGION,
     401: Trouble.DENIED,
     403: Trouble.DENIED,
     404: Trouble.MISSING,
@@ -100,8 +142,10 @@ def trouble_of(error: Exception) -> Trouble | None:
         answer = error.response
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return answer_trouble(answer.get("Error", {}).get("Code", ""), status)
-    if isinstance(error, boto.ReadTimeoutError):
+    if isinstance(error, boto.ReadTimeoutError | TimeoutError):
         return Trouble.TIMEOUT
+    if isinstance(error, boto.SSLError):
+        return Trouble.CERTIFICATE
     if isinstance(error, boto.ConnectionError):
         return Trouble.UNREACHABLE
     if isinstance(error, _credential_errors()):

@@ -1,11 +1,12 @@
-"""When to try again, when to stop asking, and when to ask whether the bucket is back.
+"""When to ask, when to wait, when to try again, when to stop asking, and when to ask whether the bucket is back.
 
-One `Health` per store: a breaker (open after a row of outages, closed by a probe) and a retry budget
-(retries are paid for by successes, so an ailing server is not asked twice as often). Pure: the store
-owns clock, chance and sleep.
+Four small machines, each pure: the store owns clock, chance and sleep, and passes the time in seconds of
+one clock. `Health` puts them together, one per store.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 from flexkv_tiers.s3.faults import HOPELESS, OUTAGES, WORTH_RETRYING
 from flexkv_tiers.s3.messages import Trouble
@@ -20,59 +21,201 @@ RETRY_DELAY_S_MAX = 2.0
 RETRY_TOKENS_MAX = 20.0
 _TOKENS_PER_SUCCESS = 0.2
 
+RATE_PER_S_MIN = 1.0
+RATE_DECREASE = 0.5
+RATE_INCREASE_PER_S = 0.05
+"""Share of the rate at which throttling began that every second without throttling gives back."""
+RATE_DECREASE_PAUSE_S = 1.0
+"""Refusals within this time are one: they answer requests of one moment."""
+URGENT_CREDIT_S = 1.0
+"""How far a waiting read may run ahead of the rate; what it takes is missing to the others."""
 
-class Health:
-    """How the bucket has been answering lately."""
 
-    def __init__(self, retry_count_max: int) -> None:
-        self.down_because = ""  # why the breaker is open; empty: it is closed
-        self._retry_count_max = retry_count_max
+class BreakerState(StrEnum):
+    """CLOSED → OPEN → HALF_OPEN (a probe is under way) → CLOSED or OPEN again."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class Breaker:
+    """Closed: moves go. Otherwise none goes, and one probe at a time asks whether they could.
+
+    While it is open `probe_at_s` says when the next probe is due, never further than PROBE_DELAY_S_MAX
+    ahead: that is what keeps it from staying open.
+    """
+
+    def __init__(self) -> None:
+        self.state = BreakerState.CLOSED
+        self.because = ""  # why it is not closed
+        self.probe_at_s: float | None = None  # set exactly while it is open
+        self.opened_count = 0
         self._outages = 0
         self._probe_delay_s = PROBE_DELAY_S_MIN
-        self._tokens = RETRY_TOKENS_MAX
 
-    @property
-    def up(self) -> bool:
-        return not self.down_because
-
-    def succeeded(self) -> None:
+    def note_success(self) -> None:
         """A move got through, or an answer about one object showed that the bucket serves."""
-        self._outages = 0
-        self._probe_delay_s = PROBE_DELAY_S_MIN
-        self._tokens = min(RETRY_TOKENS_MAX, self._tokens + _TOKENS_PER_SUCCESS)
+        if self.state is BreakerState.CLOSED:
+            self._outages = 0
+            self._probe_delay_s = PROBE_DELAY_S_MIN
 
-    def failed(self, trouble: Trouble, why: str) -> None:
-        """An attempt failed; opens the breaker when that is one outage too many."""
-        if trouble not in OUTAGES:
-            self.succeeded()
-            return
-        self._outages += 1
-        if trouble in HOPELESS or self._outages >= OUTAGE_COUNT_MAX:
-            self.open(why)
+    def note_outage(self, why: str, now_s: float, *, hopeless: bool = False) -> None:
+        """A move failed for want of the bucket. What was under way when it opened may still fail: no news."""
+        if self.state is BreakerState.CLOSED:
+            self._outages += 1
+            if hopeless or self._outages >= OUTAGE_COUNT_MAX:
+                self.open(why, now_s)
 
-    def open(self, why: str) -> None:
+    def open(self, why: str, now_s: float) -> None:
         assert why
-        self.down_because = self.down_because or why
+        assert self.state is BreakerState.CLOSED
+        self.opened_count += 1
+        self._wait_for_probe(why, now_s)
 
-    def close(self) -> None:
-        """A probe got through. One more outage opens again, and only a move resets the probe's pace."""
-        self.down_because = ""
+    def begin_probe(self, now_s: float) -> None:
+        assert self.state is BreakerState.OPEN
+        assert self.probe_at_s is not None
+        assert self.probe_at_s <= now_s
+        self.state, self.probe_at_s = BreakerState.HALF_OPEN, None
+
+    def end_probe(self, failure: str, now_s: float) -> None:
+        """The probe got through (`failure` is empty), or did not.
+
+        After it got through one more outage opens again, and only a move resets the probe's pace.
+        """
+        assert self.state is BreakerState.HALF_OPEN
+        if failure:
+            self._wait_for_probe(failure, now_s)
+            return
+        self.state, self.because = BreakerState.CLOSED, ""
         self._outages = OUTAGE_COUNT_MAX - 1
 
-    def probe_delay_s(self) -> float:
-        """Pause before the next probe; each is twice the one before, up to a limit."""
-        delay, self._probe_delay_s = self._probe_delay_s, min(PROBE_DELAY_S_MAX, 2 * self._probe_delay_s)
-        return delay
+    def _wait_for_probe(self, why: str, now_s: float) -> None:
+        self.state, self.because = BreakerState.OPEN, why
+        self.probe_at_s = now_s + self._probe_delay_s
+        self._probe_delay_s = min(PROBE_DELAY_S_MAX, 2 * self._probe_delay_s)
 
-    def retry_delay_s(self, trouble: Trouble, retries: int, remaining_s: float, chance: float) -> float | None:
-        """Pause before retry number `retries` + 1 of a move, or None when it must fail now.
+
+class RetryBudget:
+    """Retries of all operations together are paid for by successes: an ailing server is not asked twice as often."""
+
+    def __init__(self, retry_count_max: int) -> None:
+        self.tokens = RETRY_TOKENS_MAX
+        self._retry_count_max = retry_count_max
+
+    def note_success(self) -> None:
+        self.tokens = min(RETRY_TOKENS_MAX, self.tokens + _TOKENS_PER_SUCCESS)
+
+    def delay_s(self, retries: int, remaining_s: float, chance: float) -> float | None:
+        """Pause before retry number `retries` + 1 of an operation, or None when it must fail now.
 
         Full jitter: `chance` in [0, 1) picks a point in a window that doubles with every retry.
         """
-        if not self.up or trouble not in WORTH_RETRYING or retries >= self._retry_count_max or self._tokens < 1:
+        if retries >= self._retry_count_max or self.tokens < 1:
             return None
         delay = chance * min(RETRY_DELAY_S_MAX, RETRY_DELAY_S_MIN * 2.0 ** min(retries, 16))
         if delay >= remaining_s:
             return None
-        self._tokens -= 1
+        self.tokens -= 1
         return delay
+
+
+class Throttle:
+    """Requests per second, once the server has asked for fewer: additive increase, multiplicative decrease.
+
+    Chiu and Jain, "Analysis of the increase and decrease algorithms for congestion avoidance" (1989),
+    over requests instead of packets. Without refusals there is no limit at all.
+    """
+
+    def __init__(self) -> None:
+        self.rate_per_s: float | None = None  # None: no limit
+        self._began_per_s = 0.0  # the rate at which the server began to refuse
+        self._decreased_s = 0.0
+        self._increased_s = 0.0
+        self._free_s = 0.0  # when the next request may go
+        self._second = 0.0  # the second now being counted
+        self._counts = (0, 0)  # requests in the second before, and in this one
+
+    def delay_s(self, now_s: float, remaining_s: float, *, urgent: bool = False) -> float | None:
+        """Pause before the next request; None, and nothing is taken, when its time is over by then."""
+        self._count(now_s)
+        if self.rate_per_s is None:
+            return 0.0
+        delay = max(0.0, self._free_s - now_s - (URGENT_CREDIT_S if urgent else 0.0))
+        if delay >= remaining_s:
+            return None
+        self._free_s = max(self._free_s, now_s) + 1.0 / self.rate_per_s
+        return delay
+
+    def note_refusal(self, now_s: float) -> None:
+        """The server asked for fewer requests."""
+        if self.rate_per_s is None:
+            self._began_per_s = max(RATE_PER_S_MIN, *map(float, self._counts))
+            self.rate_per_s = self._began_per_s
+        elif now_s - self._decreased_s < RATE_DECREASE_PAUSE_S:
+            return
+        self.rate_per_s = max(RATE_PER_S_MIN, RATE_DECREASE * self.rate_per_s)
+        self._decreased_s = self._increased_s = now_s
+        self._free_s = max(self._free_s, now_s)
+
+    def note_success(self, now_s: float) -> None:
+        if self.rate_per_s is not None and now_s > self._increased_s:
+            self.rate_per_s += RATE_INCREASE_PER_S * self._began_per_s * (now_s - self._increased_s)
+            self._increased_s = now_s
+            if self.rate_per_s >= 2 * self._began_per_s:  # what it refused once it has been taking twice over
+                self.rate_per_s = None
+
+    def _count(self, now_s: float) -> None:
+        if now_s - self._second >= 1.0:
+            self._counts = (self._counts[1] if now_s - self._second < 2.0 else 0, 0)
+            self._second = now_s
+        self._counts = (self._counts[0], self._counts[1] + 1)
+
+
+class Health:
+    """How the bucket has been answering lately, and what that means for the next request."""
+
+    def __init__(self, retry_count_max: int) -> None:
+        self.breaker = Breaker()
+        self.budget = RetryBudget(retry_count_max)
+        self.throttle = Throttle()
+
+    @property
+    def up(self) -> bool:
+        return self.breaker.state is BreakerState.CLOSED
+
+    @property
+    def down_because(self) -> str:
+        return self.breaker.because
+
+    def succeeded(self, now_s: float) -> None:
+        self.breaker.note_success()
+        self.budget.note_success()
+        self.throttle.note_success(now_s)
+
+    def failed(self, trouble: Trouble, why: str, now_s: float) -> None:
+        """An attempt failed; opens the breaker when that is one outage too many."""
+        if trouble not in OUTAGES:
+            self.succeeded(now_s)
+            return
+        if trouble is Trouble.THROTTLED:
+            self.throttle.note_refusal(now_s)
+        self.breaker.note_outage(why, now_s, hopeless=trouble in HOPELESS)
+
+    def retry_delay_s(self, trouble: Trouble, retries: int, remaining_s: float, chance: float) -> float | None:
+        """Pause before another attempt at an operation that met `trouble`, or None when it must fail now."""
+        if not self.up or trouble not in WORTH_RETRYING:
+            return None
+        return self.budget.delay_s(retries, remaining_s, chance)
+
+    def status(self) -> dict[str, object]:
+        """Facts for people."""
+        return {
+            "up": self.up,
+            "down_because": self.down_because,
+            "breaker": self.breaker.state.value,
+            "breaker_opened": self.breaker.opened_count,
+            "retry_tokens": round(self.budget.tokens, 1),
+            "rate_per_s_max": round(self.throttle.rate_per_s or 0.0, 1),
+        }

@@ -18,6 +18,10 @@ class Trouble(StrEnum):
     CORRUPT = "corrupt"
     FULL = "full"
     DENIED = "denied"
+    EXPIRED = "expired"
+    SKEWED = "skewed"
+    REGION = "region"
+    CERTIFICATE = "certificate"
     BUCKET_MISSING = "bucket_missing"
     UNREACHABLE = "unreachable"
     THROTTLED = "throttled"
@@ -36,11 +40,46 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Store a record: this header, then these chunks. Without either: an empty object whose name says all."""
+    """Store a record: this header, then these chunks. One that is there already may stay.
+
+    Without either: an empty object whose name says all.
+    """
 
     name: str
     header: bytes
     spans: list[Span]
+
+
+class BeginUpload(msgspec.Struct, frozen=True, tag=True):
+    """Begin an upload in parts."""
+
+    name: str
+
+
+class PutPart(msgspec.Struct, frozen=True, tag=True):
+    """Store the bytes from `start` to `end` of a record as a part (counted from 1) of a begun upload."""
+
+    name: str
+    upload: str
+    part: int
+    header: bytes
+    spans: list[Span]
+    start: int
+    end: int
+
+
+class EndUpload(msgspec.Struct, frozen=True, tag=True):
+    """Make an object of these parts; without any: give the upload up."""
+
+    name: str
+    upload: str
+    etags: list[str]
+
+
+class Sweep(msgspec.Struct, frozen=True, tag=True):
+    """Give up uploads of our prefix that somebody began more than `age_s` ago and never ended."""
+
+    age_s: float
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -101,7 +140,7 @@ class ListPage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Is the bucket there, and may we use it?"""
+    """Is the bucket there, and may we list it?"""
 
 
 class Landed(msgspec.Struct, frozen=True, tag=True):
@@ -109,6 +148,30 @@ class Landed(msgspec.Struct, frozen=True, tag=True):
 
     chunk: int
     checksum: bytes
+
+
+class Stored(msgspec.Struct, frozen=True, tag=True):
+    """The object is there; `present`: it was before, and its bytes were not sent."""
+
+    present: bool
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """An upload in parts can go on under this id."""
+
+    upload: str
+
+
+class PartStored(msgspec.Struct, frozen=True, tag=True):
+    """A part is there; its tag is what `EndUpload` names it by."""
+
+    etag: str
+
+
+class Swept(msgspec.Struct, frozen=True, tag=True):
+    """How many uploads were given up."""
+
+    count: int
 
 
 class ListedGroup(msgspec.Struct, frozen=True):
@@ -155,5 +218,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-Request = Put | PutPack | Get | GetIndex | Delete | ListPage | Check
-Reply = Landed | Page | Index | Failed
+Request = Put | PutPack | BeginUpload | PutPart | EndUpload | Sweep | Get | GetIndex | Delete | ListPage | Check
+Reply = Stored | Begun | PartStored | Swept | Landed | Page | Index | Failed

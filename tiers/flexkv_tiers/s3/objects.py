@@ -1,21 +1,20 @@
 """One attempt at one request on a bucket, bytes straight from and into the arena.
 
-Owns the boto3 client. Every attempt ends by itself within boto3's timeouts; trying again is the
-store's business. Runs in the byte worker only: `python -m flexkv_tiers.s3.objects`.
+Every attempt ends by itself within the configured timeouts; trying again is the store's business. Runs
+in the byte worker only: `python -m flexkv_tiers.s3.objects`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, suppress
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-import boto3
 import msgspec
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError
-from botocore.handlers import add_expect_header
 
 from flexkv_py.core.messages import BlockName
 from flexkv_py.keys import BlockKey, NamespaceDigest
@@ -23,36 +22,46 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.child import Call, serve
 from flexkv_tiers.codec import HEADER_BYTES, Header, chunk_checksum, parse_header
 from flexkv_tiers.memory import Arena
+from flexkv_tiers.s3.client import BucketClient
 from flexkv_tiers.s3.config import S3Config
-from flexkv_tiers.s3.faults import trouble_of
+from flexkv_tiers.s3.faults import NEW_LOOK, answer_trouble, trouble_of
 from flexkv_tiers.s3.messages import (
+    BeginUpload,
+    Begun,
     Check,
     Delete,
+    EndUpload,
     Failed,
     Get,
     GetIndex,
     Index,
     Landed,
     ListPage,
+    PartStored,
     Put,
     PutPack,
+    PutPart,
     Reply,
     Request,
     Span,
+    Stored,
+    Sweep,
+    Swept,
     Trouble,
 )
+from flexkv_tiers.s3.names import listing_prefix
 from flexkv_tiers.s3.pages import read_page
+from flexkv_tiers.s3.signing import Signer, tls_of
+from flexkv_tiers.s3.wire import Answer, ConnectFailed, Wire
 
-if TYPE_CHECKING:
-    from botocore.response import StreamingBody
-    from mypy_boto3_s3 import S3Client
-
-
-SEND_BYTES_MAX = 256 * 1024
-"""Small parts of a record are sent together up to this size: ten sends of 4 KiB cost more than boto3 itself."""
 ASK_BYTES_MIN = 256 * 1024
 """Uploads from here on ask first whether the server takes them (100-continue); for others that costs more than it
 saves, and servers read that much of a body they refuse."""
+REOPEN_S_MIN = 1.0
+"""After a denial, credentials are looked for anew, but not more often than this."""
+
+_CODE = re.compile(r"<Code>\s*([^<]*?)\s*</Code>")
+_MESSAGE = re.compile(r"<Message>\s*([^<]*?)\s*</Message>")
 
 
 class Objects:
@@ -61,11 +70,10 @@ class Objects:
     def __init__(self, config: S3Config, arena: Arena) -> None:
         self._config = config
         self._arena = arena
-        self._unusable: BotoCoreError | None = None
-        try:
-            self._client = _open_client(config)
-        except BotoCoreError as error:  # every call answers with it, so that the daemon can say what is wrong
-            self._unusable = error
+        self._opening = threading.Lock()
+        self._opened: _Opened | None = None
+        self._opened_at = 0.0
+        self._skips_present = True  # until this server shows that it does not know `If-None-Match`
         self._decoder = msgspec.msgpack.Decoder(Request)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -79,42 +87,99 @@ class Objects:
             failure = _failure(error, request, call.stopped)
             if failure is None:
                 raise
+            if failure.trouble in NEW_LOOK:
+                self._reopen()
             yield self._encoder.encode(failure)
 
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
     def _run(self, request: Request, call: Call) -> Iterator[Reply]:
-        if self._unusable is not None:
-            raise self._unusable
+        bucket = self._open().bucket
         match request:
             case Get():
                 yield from self._get(request, call)
-            case Put():
-                self._put(request.name, [memoryview(request.header), *self._views(request.spans)], call)
-            case PutPack():
-                parts = ([memoryview(part.header), *self._views(part.spans)] for part in request.parts)
-                self._put(request.name, [memoryview(request.index), *chain.from_iterable(parts)], call)
             case GetIndex():
                 raw = bytearray(request.index_bytes)
-                with closing(self._open(request.name, 0, len(raw), request.object_bytes)) as body:
-                    _fill(body, memoryview(raw), call)
+                with self._range(request.name, 0, len(raw), request.object_bytes, call) as answer:
+                    answer.fill(memoryview(raw))
                 yield Index(bytes(raw))
+            case Put():
+                yield self._put(request.name, self._views(request.header, request.spans), call)
+            case PutPack():
+                parts = chain.from_iterable(self._views(part.header, part.spans) for part in request.parts)
+                yield self._put(request.name, [memoryview(request.index), *parts], call)
+            case PutPart():
+                yield self._put_part(request, call)
+            case BeginUpload():
+                yield Begun(bucket.begin_upload(request.name))
+            case EndUpload():
+                bucket.end_upload(request.name, request.upload, request.etags)
+            case Sweep():
+                yield Swept(bucket.sweep(request.age_s))
             case Delete():
-                yield from self._delete(request)
+                yield from bucket.delete(request.names)
             case ListPage():
-                yield read_page(self._client, self._config, request)
+                yield read_page(bucket.client, self._config, request)
             case Check():
-                self._client.head_bucket(Bucket=self._config.bucket)
+                query = f"list-type=2&max-keys=1&prefix={quote(listing_prefix(self._config.prefix), safe='')}"
+                with self._exchange("GET", "", {}, _Body([]), call, query=query) as answer:
+                    _expect(answer, 200)
 
-    def _views(self, spans: list[Span]) -> list[memoryview]:
-        return [self._arena.view(span.frame, span.length) for span in spans]
+    # -------------------------------------------------------------- uploads
 
-    def _put(self, name: str, parts: list[memoryview], call: Call) -> None:
-        record = _Record(parts, call)
-        self._client.put_object(
-            Bucket=self._config.bucket,
-            Key=name,
-            Body=record,  # type: ignore[arg-type]  # it is as file-like as boto3 needs
-            ContentLength=len(record),
-        )
+    def _put(self, name: str, parts: list[memoryview], call: Call) -> Stored:
+        """Store these parts as one object, unless it is there already; the first is its header or index."""
+        body = _Body(parts)
+        headers = self._upload_headers(len(body))
+        condition = {"If-None-Match": "*"} if self._skips_present and len(body) else {}
+        with self._exchange("PUT", name, headers | condition, body, call) as answer:
+            status, said = answer.status, _said(answer)
+            if status < 300:
+                return Stored(present=False)
+            if status not in (409, 412, 501) or not condition:
+                raise _refusal(answer, said)
+            self._skips_present = status != 501
+        # 412: it is there, perhaps something else. 409: two of us at once. 501: no such condition here.
+        if status == 412 and self._holds(name, parts[0], len(body), call):
+            return Stored(present=True)
+        with self._exchange("PUT", name, headers, body, call) as answer:
+            _expect(answer, 200)
+        return Stored(present=False)
+
+    def _holds(self, name: str, front: memoryview, object_bytes: int, call: Call) -> bool:
+        """Whether the object there has this length and begins like this, with the checksums of all that follows."""
+        found = bytearray(len(front))
+        headers = {"Range": f"bytes=0-{len(front) - 1}"}
+        with self._exchange("GET", name, headers, _Body([]), call) as answer:
+            if answer.status != 206 or not answer.header("Content-Range").endswith(f"/{object_bytes}"):
+                return False
+            answer.fill(memoryview(found))
+        return found == front
+
+    def _put_part(self, request: PutPart, call: Call) -> PartStored:
+        body = _Body(_cut(self._views(request.header, request.spans), request.start, request.end))
+        query = f"partNumber={request.part}&uploadId={request.upload}"
+        headers = {"Content-Length": str(len(body)), "Expect": "100-continue"}
+        with self._exchange("PUT", request.name, headers, body, call, query=query) as answer:
+            _expect(answer, 200)
+            return PartStored(answer.header("ETag"))
+
+    def _upload_headers(self, length: int) -> dict[str, str]:
+        headers = {"Content-Length": str(length)}
+        if length >= ASK_BYTES_MIN:
+            headers["Expect"] = "100-continue"
+        if self._config.sse:
+            headers["x-amz-server-side-encryption"] = self._config.sse
+        if self._config.sse_kms_key_id:
+            headers["x-amz-server-side-encryption-aws-kms-key-id"] = self._config.sse_kms_key_id
+        return headers
+
+    def _views(self, header: bytes, spans: Sequence[Span]) -> list[memoryview]:
+        return [memoryview(header), *(self._arena.view(span.frame, span.length) for span in spans)]
+
+    # ------------------------------------------------------------ downloads
 
     def _get(self, request: Get, call: Call) -> Iterator[Landed]:
         begin = request.offset
@@ -124,45 +189,82 @@ class Objects:
         assert first < len(request.spans)
         raw_header = bytearray(HEADER_BYTES)
         if first > 0:  # a later chunk alone has its header to be judged by, too
-            with closing(self._open(request.name, begin, begin + HEADER_BYTES, object_bytes)) as body:
-                _fill(body, memoryview(raw_header), call)
-        with closing(self._open(request.name, ends[first] if first else begin, end, object_bytes)) as body:
+            with self._range(request.name, begin, begin + HEADER_BYTES, object_bytes, call) as answer:
+                answer.fill(memoryview(raw_header))
+        with self._range(request.name, ends[first] if first else begin, end, object_bytes, call) as answer:
             if first == 0:
-                _fill(body, memoryview(raw_header), call)
+                answer.fill(memoryview(raw_header))
             header = _expect_header(raw_header, request)
             for chunk, span in enumerate(request.spans[first:], first):
                 view = self._arena.view(span.frame, span.length)
-                _fill(body, view, call)
+                answer.fill(view)
                 checksum = chunk_checksum(request.key, chunk, view)
                 if checksum != header.chunks[chunk].checksum:
-                    raise _AttemptFailed(Trouble.CORRUPT, f"chunk {chunk} does not match its checksum")
+                    raise AttemptFailed(Trouble.CORRUPT, f"chunk {chunk} does not match its checksum")
                 yield Landed(chunk, checksum)
 
-    def _open(self, name: str, start: int, end: int, object_bytes: int) -> StreamingBody:
+    @contextmanager
+    def _range(self, name: str, start: int, end: int, object_bytes: int, call: Call) -> Iterator[Answer]:
         """The object's bytes from `start` to `end`, provided it has exactly `object_bytes`."""
-        answer = self._client.get_object(Bucket=self._config.bucket, Key=name, Range=f"bytes={start}-{end - 1}")
-        expected = f"bytes {start}-{end - 1}/{object_bytes}"
-        if answer.get("ContentRange") != expected:
-            answer["Body"].close()
-            raise _AttemptFailed(Trouble.CORRUPT, f"the object is {answer.get('ContentRange')}, not {expected}")
-        return answer["Body"]
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        with self._exchange("GET", name, headers, _Body([]), call) as answer:
+            _expect(answer, 206)
+            expected = f"bytes {start}-{end - 1}/{object_bytes}"
+            if (given := answer.header("Content-Range")) != expected:
+                raise AttemptFailed(Trouble.CORRUPT, f"the object is {given}, not {expected}")
+            if answer.content_bytes not in (None, end - start):
+                raise AttemptFailed(Trouble.CUT, f"{end - start} bytes were asked for, {answer.content_bytes} come")
+            yield answer
 
-    def _delete(self, request: Delete) -> Iterator[Failed]:
-        answer = self._client.delete_objects(
-            Bucket=self._config.bucket,
-            Delete={"Objects": [{"Key": name} for name in request.names], "Quiet": True},
+    # ----------------------------------------------------------- connection
+
+    def _exchange(
+        self, method: str, name: str, headers: dict[str, str], body: _Body, call: Call, query: str = ""
+    ) -> AbstractContextManager[Answer]:
+        opened = self._open()
+        body.rewind()
+        signed = opened.signer.sign(method, name, headers, query=query, body=body if len(body) else None)
+        return opened.wire.exchange(method, signed.target, signed.headers, body.parts, call)
+
+    def _open(self) -> _Opened:
+        """Client, signer and connections, made by the first who needs them. Raises what boto3 raises."""
+        with self._opening:
+            if self._opened is None:
+                try:
+                    self._opened, self._opened_at = _Opened(self._config), time.monotonic()
+                except ValueError as error:  # botocore on endpoints that are no URL
+                    raise AttemptFailed(Trouble.REFUSED, f"s3.endpoint_url: {error}") from error
+                except OSError as error:
+                    raise AttemptFailed(Trouble.CERTIFICATE, f"the certificates cannot be read: {error}") from error
+            return self._opened
+
+    def _reopen(self) -> None:
+        """Have the next request look for credentials anew: they may have been replaced since."""
+        with self._opening:
+            if self._opened is not None and time.monotonic() - self._opened_at >= REOPEN_S_MIN:
+                self._opened = None  # running requests end on what they have
+
+
+class _Opened:
+    """What requests need, from one look at boto3's configuration."""
+
+    def __init__(self, config: S3Config) -> None:
+        self.bucket = BucketClient(config)
+        self.signer = Signer(self.bucket.session, self.bucket.client, config.bucket)
+        self.wire = Wire(
+            self.signer.url,
+            connect_timeout_s=config.connect_timeout_s,
+            read_timeout_s=config.read_timeout_s,
+            tls=tls_of(self.bucket.session, self.signer.url, config.ca_bundle),
+            idle_max=config.threads,
         )
-        refused = [error for error in answer.get("Errors", []) if error.get("Code") != "NoSuchKey"]
-        if refused:
-            first = refused[0]
-            yield Failed(
-                Trouble.DENIED if first.get("Code") == "AccessDenied" else Trouble.SERVER,
-                f"{len(refused)} of {len(request.names)} objects were not deleted, the first is {first.get('Key')}: "
-                f"{first.get('Code')} {first.get('Message')}",
-            )
+
+    def close(self) -> None:
+        self.wire.close()
+        self.bucket.close()
 
 
-class _AttemptFailed(Exception):
+class AttemptFailed(Exception):
     """An attempt failed for a reason that is ours to see, not boto3's."""
 
     def __init__(self, trouble: Trouble, detail: str) -> None:
@@ -170,85 +272,62 @@ class _AttemptFailed(Exception):
         self.trouble = trouble
 
 
-class _Record:
-    """A record as the body of an upload: file-like enough for boto3, without joining its parts.
+class _Body:
+    """The bytes of an upload where they lie; file-like enough for botocore to sign them."""
 
-    `read` hands out whole parts, small ones joined, whatever size is asked for: urllib3 asks for 16 KiB
-    and sends what it is given.
-    """
-
-    def __init__(self, parts: list[memoryview], call: Call) -> None:
-        self._parts = parts
-        self._call = call
+    def __init__(self, parts: list[memoryview]) -> None:
+        self.parts = parts
         self._next = 0
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self._parts)
+        return sum(len(part) for part in self.parts)
+
+    def rewind(self) -> None:
+        self._next = 0
 
     def read(self, _size: int = -1) -> memoryview | bytes:
-        if self._call.stopped:
-            raise _AttemptFailed(Trouble.STOPPED, "stopped in mid-upload")
-        rest = self._parts[self._next :]
-        fitting = sum(end <= SEND_BYTES_MAX for end in accumulate(len(part) for part in rest))
-        run = rest[: max(1, fitting)]
-        self._next += len(run)
-        return run[0] if len(run) == 1 else b"".join(run)
+        """The next part, whatever size is asked for."""
+        if self._next == len(self.parts):
+            return b""
+        self._next += 1
+        return self.parts[self._next - 1]
 
     def tell(self) -> int:
-        return sum(len(part) for part in self._parts[: self._next])
+        return sum(len(part) for part in self.parts[: self._next])
 
     def seek(self, position: int) -> None:
-        assert position == 0, "boto3 only ever rewinds: after signing, or to send again"
+        assert position == 0, "botocore only ever rewinds, after signing"
         self._next = 0
 
 
-def _open_client(config: S3Config) -> S3Client:
-    client = boto3.client(
-        "s3",
-        endpoint_url=config.endpoint_url or None,
-        region_name=config.region or None,
-        verify=config.ca_bundle or None,
-        config=Config(
-            connect_timeout=config.connect_timeout_s,
-            read_timeout=config.read_timeout_s,
-            max_pool_connections=config.threads,
-            retries={"total_max_attempts": 1},  # the store retries, within the move's deadline
-            tcp_keepalive=True,
-            # A record carries its own checksums; a second one over the body would double an upload's cost.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": config.addressing_style, "payload_signing_enabled": config.signs_payload},
-        ),
-    )
-    client.meta.events.unregister("before-call.s3", add_expect_header)
-    client.meta.events.register("before-call.s3.PutObject", _ask_first_if_large)
-    return client
+def _cut(parts: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
+    """The bytes from `start` to `end` of these parts put together."""
+    cut, at = [], 0
+    for part in parts:
+        low, high = max(start - at, 0), min(end - at, len(part))
+        if low < high:
+            cut.append(part[low:high])
+        at += len(part)
+    return cut
 
 
-def _ask_first_if_large(params: dict[str, Any], **_: object) -> None:
-    """Do for large uploads what boto3 does for all: hear a refusal before the body is sent."""
-    if len(params["body"]) >= ASK_BYTES_MIN:
-        params["headers"]["Expect"] = "100-continue"
+def _said(answer: Answer) -> tuple[str, str]:
+    """Code and message of an error answer; reads a short body to its end."""
+    text = answer.text()
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    return code[1] if code else "", message[1] if message else ""
 
 
-def _fill(body: StreamingBody, view: memoryview, call: Call) -> None:
-    """Read exactly as much as fits; a stop wakes it by shutting the connection down."""
+def _expect(answer: Answer, status: int) -> None:
+    if answer.status != status:
+        raise _refusal(answer, _said(answer))
+    if status == 200:
+        answer.text()
 
-    def interrupt() -> None:
-        # Closing would wait for the reading thread instead of waking it. The error: it has read all already.
-        with suppress(ValueError, RuntimeError, OSError):
-            body._raw_stream.shutdown()  # type: ignore[attr-defined]
 
-    call.interruptible_by(interrupt)
-    try:
-        at = 0
-        while at < len(view):
-            count = body.readinto(view[at:])  # type: ignore[arg-type]  # the stubs ask for a file
-            if count == 0:
-                raise _AttemptFailed(Trouble.CUT, "the connection was cut in mid-object")
-            at += count
-    finally:
-        call.interruptible_by(None)
+def _refusal(answer: Answer, said: tuple[str, str]) -> AttemptFailed:
+    code, message = said
+    return AttemptFailed(answer_trouble(code, answer.status), f"{answer.status} {code} {message}".rstrip())
 
 
 def _expect_header(raw: bytearray, request: Get) -> Header:
@@ -258,23 +337,26 @@ def _expect_header(raw: bytearray, request: Get) -> Header:
         NamespaceDigest(request.namespace), request.shard, BlockKey(request.key), BlockKey(request.parent)
     )
     if not header.matches(block):
-        raise _AttemptFailed(Trouble.CORRUPT, f"the object holds another block, {header.block.key.hex()}")
+        raise AttemptFailed(Trouble.CORRUPT, f"the object holds another block, {header.block.key.hex()}")
     if [entry.length for entry in header.chunks] != [span.length for span in request.spans]:
-        raise _AttemptFailed(Trouble.CORRUPT, "the object's chunks are not cut as this namespace cuts them")
+        raise AttemptFailed(Trouble.CORRUPT, "the object's chunks are not cut as this namespace cuts them")
     return header
 
 
 def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None:
     """The error as a reply; None when it is a bug."""
-    if isinstance(error, _AttemptFailed):
-        trouble: Trouble | None = error.trouble
+    trouble: Trouble | None
+    if isinstance(error, AttemptFailed):
+        trouble = error.trouble
     elif isinstance(error, TierFault):  # of `parse_header`, its only source here
         trouble = Trouble.CORRUPT
+    elif isinstance(error, ConnectFailed):
+        trouble = Trouble.CERTIFICATE if error.certificate else Trouble.UNREACHABLE
     else:
         trouble = trouble_of(error)
     if stopped and trouble is not None:
         trouble = Trouble.STOPPED
-    if trouble is Trouble.MISSING and isinstance(request, Check):  # HEAD has no body to say what is missing
+    if trouble is Trouble.MISSING and isinstance(request, Check | ListPage):  # not every server says what is missing
         trouble = Trouble.BUCKET_MISSING
     if trouble is None:
         return None

@@ -26,6 +26,7 @@ from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.drops import PackDrops
 from flexkv_tiers.s3.listing import PAGES_PER_ROUND_MAX, Listing
 from flexkv_tiers.s3.messages import Get, Landed, Part, Put, PutPack, Span
+from flexkv_tiers.s3.multipart import put_in_parts, sweep_for_ever
 from flexkv_tiers.s3.names import PackName, object_name, pack_name
 from flexkv_tiers.s3.packing import RECORD_BYTES_MAX, Directory, Packer, Record
 from flexkv_tiers.s3.packs import Pack, pack_index
@@ -62,7 +63,11 @@ class S3Store:
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
 
     async def start(self) -> None:
-        await self._bucket.start()
+        try:
+            await self._bucket.start()
+        finally:
+            if self._config.owner:
+                self._spawn(sweep_for_ever(self._bucket))
 
     async def close(self) -> None:
         for task in self._background:
@@ -109,7 +114,10 @@ class S3Store:
         block, resets = record.block, self._catalogue.resets[record.block.namespace]
         name = object_name(self._config.prefix, block)
         request = Put(name, record.header, record.spans)
-        await self._bucket.ask(lambda: request)
+        if record.length > self._config.part_bytes:
+            await put_in_parts(self._bucket, request, record.length, self._config.part_bytes)
+        else:
+            await self._bucket.ask(lambda: request)
         if self._catalogue.resets[block.namespace] != resets:
             await self._bucket.delete(name)
             raise TierFault(Fault.IO, _RESET_MEANWHILE)
