@@ -32,6 +32,12 @@ from flexkv_tiers.s3.packs import Pack, check_index, index_bytes
 PAGES_PER_ROUND_MAX = 64
 """Of a thousand names each. A larger prefix takes several rounds of `refresh_s`; no round lists without end."""
 
+NEWS_S = 600.0
+"""How far back a round looks for packs in directories it knows: longer than an upload takes and clocks differ."""
+
+NEWS_PAGES_MAX = 64
+"""Of all directories together; what is left then is met by the sweep."""
+
 REFUSED_MAX = 4096
 """Failed uploads that are remembered; a server that still goes on with an older one is long dead."""
 
@@ -75,21 +81,43 @@ class Listing:
         if len(self.refused) > REFUSED_MAX:
             del self.refused[next(iter(self.refused))]
 
+    async def news(self) -> AsyncGenerator[FoundBatch, None]:
+        """The packs written lately in directories we know, wherever the sweep is; bounded."""
+        since_ms = max(0, int((time.time() - NEWS_S) * 1000))
+        pages_left = NEWS_PAGES_MAX
+        for namespace, shard in self._catalogue.directories():
+            start = f"{listing_prefix(self._config.prefix)}{namespace.hex()}/{shard}/pack-"
+            after = f"{start}{since_ms:012x}"
+            while after and pages_left:
+                page = await self._ask(start, after)
+                pages_left -= 1
+                for batch in await self._packs(page):
+                    yield batch
+                after = page.after_next
+
     async def _page(self) -> list[FoundBatch]:
-        config = self._config
-        expires_s = time.time() - config.ttl_s if config.ttl_s and config.owner else 0.0
-        self._catalogue.ask_for_page()
-        page = await self._bucket.ask_again(ListPage(listing_prefix(config.prefix), self._after, expires_s))
-        assert isinstance(page, Page)
+        """The sweep's next page."""
+        page = await self._ask(listing_prefix(self._config.prefix), self._after)
+        page.packs[:0], self._held = self._held, []
         self._after = page.after_next
         self._met["listed_foreign"] += page.foreign
         self._met["listed_damaged"] += page.damaged
         batches = [batch for group in page.groups if (batch := self._catalogue.meet(group)) is not None]
         self.counts["listed_blocks"] += sum(len(batch.blocks) for batch in batches)
-        batches += await self._packs(page)
+        if page.after_next:
+            self._held = _take_last_pack(self._config.prefix, page.packs)
+        return batches + await self._packs(page)
+
+    async def _ask(self, start: str, after: str) -> Page:
+        """One page, without what is too old: that is deleted first."""
+        config = self._config
+        expires_s = time.time() - config.ttl_s if config.ttl_s and config.owner else 0.0
+        self._catalogue.ask_for_page()
+        page = await self._bucket.ask_again(ListPage(start, after, expires_s))
+        assert isinstance(page, Page)
         if page.expired:
             await self._expire(page.expired)
-        return batches
+        return page
 
     def _end_sweep(self) -> None:
         self.counts["sweeps"] += 1
@@ -114,13 +142,9 @@ class Listing:
 
     async def _packs(self, page: Page) -> list[FoundBatch]:
         """Packs of a page that are new, as batches; marks of known ones take their records away."""
-        listed, self._held = self._held + page.packs, []
-        if page.after_next and listed:
-            self._held = _last_pack(self._config.prefix, listed)
-            listed = listed[: len(listed) - len(self._held)]
         fresh: dict[PackName, int] = {}
         masks: dict[PackName, list[int]] = {}
-        for entry in listed:
+        for entry in page.packs:
             name = parse_pack_name(self._config.prefix, entry.name)
             assert name is not None
             if isinstance(name, DropMarks):
@@ -207,9 +231,10 @@ class Listing:
         return True
 
 
-def _last_pack(prefix: str, listed: list[ListedPack]) -> list[ListedPack]:
-    """The last pack of a page and what marks of it follow."""
-    for count, entry in enumerate(reversed(listed), 1):
-        if isinstance(parse_pack_name(prefix, entry.name), PackName):
-            return listed[-count:]
-    return listed
+def _take_last_pack(prefix: str, listed: list[ListedPack]) -> list[ListedPack]:
+    """Take the last pack of a page away, with what marks of it follow: more of them may stand on the next."""
+    for at in reversed(range(len(listed))):
+        if isinstance(parse_pack_name(prefix, listed[at].name), PackName):
+            last, listed[at:] = listed[at:], []
+            return last
+    return []

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
@@ -33,6 +34,9 @@ from flexkv_tiers.s3.packs import Pack, pack_index
 from flexkv_tiers.s3.wipe import wipe
 
 _COUNTED = ("bytes_written", "bytes_read", "packs_written", "blocks_packed", "packs_let_go")
+TOLD_COUNT_MAX = 64
+"""Blocks of others in one message."""
+
 _RESET_MEANWHILE = "the namespace was reset while the block was on its way"
 PHYSICAL_SHARE_MAX = 1.25
 """All objects together may take so much of `bytes`: dropped records lie in packs until the pack goes."""
@@ -229,11 +233,18 @@ class S3Store:
             for directory in {(name.namespace, name.shard): None for name in self._doubtful}:
                 with suppress(TierFault):
                     await self._delete_doubtful(directory)
-            async with aclosing(self._listing.sweep(PAGES_PER_ROUND_MAX)) as batches:
-                async for batch in batches:
-                    if self._listener is not None:
-                        self._listener.appeared(batch)
+            for round_ in (self._listing.news(), self._listing.sweep(PAGES_PER_ROUND_MAX)):
+                async with aclosing(round_) as batches:
+                    async for batch in batches:
+                        await self._tell(batch)
             self._bound_physical()
+
+    async def _tell(self, batch: FoundBatch) -> None:
+        """In slices: others wait for the loop while the planner takes one in."""
+        for start in range(0, len(batch.blocks), TOLD_COUNT_MAX):
+            if self._listener is not None:
+                self._listener.appeared(replace(batch, blocks=batch.blocks[start : start + TOLD_COUNT_MAX]))
+            await asyncio.sleep(0)
 
     def _settle_again(self) -> None:
         """Drops that nobody waits for, and that the bucket did not take when they were due."""
