@@ -71,7 +71,10 @@ class Catalogue:
 
     def believes(self, namespace: NamespaceDigest) -> bool:
         """Whether a listed object of this namespace may be taken for what it seems."""
-        return not self._wiping[namespace] and namespace not in self._wiped
+        return not self.is_wiping(namespace) and namespace not in self._wiped
+
+    def is_wiping(self, namespace: NamespaceDigest) -> bool:
+        return self._wiping[namespace] > 0
 
     # ---------------------------------------------------------------- singles
 

@@ -196,6 +196,8 @@ class S3Store:
         await self._delete_doubtful((block.namespace, block.shard))
         if not self._config.owner:
             return  # the catalogue still knows it, so it is no news when the listing meets it
+        if self._catalogue.is_wiping(block.namespace) and not self._catalogue.has_single(block):
+            return  # it goes with all others of the reset, by the page
         self._catalogue.begin_delete(block)
         try:
             await self._bucket.delete(object_name(self._config.prefix, block))
