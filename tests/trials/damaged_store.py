@@ -56,7 +56,7 @@ class Ground:
         tables: dict[str, dict[str, object]] = {"ssd": {"directory": str(folder / "ssd"), "bytes": "64MiB"}}
         if server is not None:
             s3 = {"bucket": Objects.BUCKET, "prefix": f"{PREFIX}-{folder.name}", "endpoint_url": server.endpoint_url}
-            tables = {"s3": {**s3, "region": "us-east-1"}}
+            tables = {"s3": {**s3, "region": "us-east-1", "pack_bytes": 0}}
         self.daemon = DaemonProcess(folder, tables, server.environment if server is not None else None)
         self._numbers: dict[bytes, int] = {}
 

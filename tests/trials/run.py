@@ -25,6 +25,7 @@ from .kill_daemon import kill_daemon
 from .kill_worker import kill_worker
 from .memories import deaf, holes, refused_offers
 from .s3_faults import s3_faults
+from .shared_bucket import shared_bucket
 
 Figures = dict[str, float]
 
@@ -86,6 +87,8 @@ TRIALS = {
     "garbage": Trial(garbage, "hostile messages beside a working client", {"messages": 20_000, "seed": 1}),
     "s3-faults": Trial(
         s3_faults, "a daemon whose S3 misbehaves in every way, behind a proxy", {"outage_s": 30, "fault_s": 8}
+    "shared-bucket": Trial(
+        shared_bucket, "two daemons on one bucket, one killed", {"blocks": 10_000, "kills": 10, "seed": 1}
     ),
     "memories": Trial(memories, "hostile memories, and workers that read no reply", {"rounds": 200, "workers": 8}),
 }
