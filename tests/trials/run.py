@@ -87,6 +87,7 @@ TRIALS = {
     "garbage": Trial(garbage, "hostile messages beside a working client", {"messages": 20_000, "seed": 1}),
     "s3-faults": Trial(
         s3_faults, "a daemon whose S3 misbehaves in every way, behind a proxy", {"outage_s": 30, "fault_s": 8}
+    ),
     "shared-bucket": Trial(
         shared_bucket, "two daemons on one bucket, one killed", {"blocks": 10_000, "kills": 10, "seed": 1}
     ),
