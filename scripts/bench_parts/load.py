@@ -37,15 +37,15 @@ def rows() -> list[dict[str, Any]]:
     """Ping beside a load on SSD, and beside one on SSD and S3."""
     found = []
     with tempfile.TemporaryDirectory(prefix="flexkv-bench-") as folder:
-        trace = _trace(Path(folder) / "trace.jsonl")
-        found += _beside_load("SSD works", Sizes(64 * MIB, 512 * MIB), trace, None)
+        trace = write_trace(Path(folder) / "trace.jsonl")
+        found += beside_load("SSD works", Sizes(64 * MIB, 512 * MIB), trace, None)
         with S3Server(Path(folder) / "s3", buckets=("bench",)) as server:
             sizes = Sizes(64 * MIB, 128 * MIB, f"{server.endpoint_url}/bench/load")
-            found += _beside_load("SSD and S3 work", sizes, trace, os.environ | server.environment)
+            found += beside_load("SSD and S3 work", sizes, trace, os.environ | server.environment)
     return found
 
 
-def _trace(path: Path) -> Path:
+def write_trace(path: Path) -> Path:
     """Requests of eight blocks; every second one repeats an earlier one."""
     with path.open("w") as out:
         for number in range(REQUESTS):
@@ -56,7 +56,8 @@ def _trace(path: Path) -> Path:
     return path
 
 
-def _beside_load(name: str, sizes: Sizes, trace: Path, environment: Mapping[str, str] | None) -> list[dict[str, Any]]:
+def beside_load(name: str, sizes: Sizes, trace: Path, environment: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    """Pings of a daemon with these tiers while a replay of the trace keeps them busy."""
     with SpawnedDaemon(sizes, environment) as daemon:
         daemon.wait_ready()
         geometry = Target(daemon.socket, BLOCK_BYTES, tokens_per_block=512).geometry()
