@@ -39,7 +39,9 @@ TOLD_COUNT_MAX = 64
 
 _RESET_MEANWHILE = "the namespace was reset while the block was on its way"
 PHYSICAL_SHARE_MAX = 1.25
-"""All objects together may take so much of `bytes`: dropped records lie in packs until the pack goes."""
+PHYSICAL_SHARE_GOAL = 1.2
+"""All objects together may take so much of `bytes`: dropped records lie in packs until the pack goes. Once there is
+more, packs go until the goal is reached, so that it takes a while to the next time."""
 
 
 class S3Store:
@@ -255,12 +257,12 @@ class S3Store:
                 self._spawn(self._drops.settle(pack))
 
     def _bound_physical(self) -> None:
-        """Let go of the packs that hold the least, until all objects together take no more than they may."""
-        allowed = int(self._config.bytes * PHYSICAL_SHARE_MAX)
-        if not allowed or not self._config.owner or self._catalogue.object_bytes <= allowed:
+        """Let go of packs, least live share first, until all objects together take no more than they may."""
+        limit, held = self._config.bytes, self._catalogue.object_bytes
+        if not limit or not self._config.owner or held <= limit * PHYSICAL_SHARE_MAX:
             return
-        excess = self._catalogue.object_bytes - allowed
-        for pack in sorted(self._catalogue.packs, key=lambda pack: pack.live_bytes / pack.object_bytes):
+        excess = held - int(limit * PHYSICAL_SHARE_GOAL)
+        for pack in sorted(self._catalogue.packs, key=lambda pack: pack.live_share):
             if excess <= 0:
                 return
             if pack.dropped == (1 << pack.name.count) - 1:
