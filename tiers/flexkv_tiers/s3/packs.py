@@ -142,7 +142,8 @@ class Pack:
     @property
     def live_share(self) -> float:
         """How much of its records is still served: 1 for a pack of which nothing was dropped."""
-        return self.live_bytes / (self.object_bytes - index_bytes(self.name.count))
+        share: float = self.live_bytes / (self.object_bytes - index_bytes(self.name.count))
+        return share
 
     def location(self, record: PackedRecord) -> int:
         """The store's integer for this record's place."""
