@@ -113,6 +113,7 @@ def shared_bucket(
             assert not saver.is_alive()
             assert saver.failure is None, saver.failure
         visible_s, load_s = 0.0, time.monotonic()
+        until(second.ready, "the killed one has listed the bucket")
         for daemon, work in ((second, works[0]), (first, works[1])):
             visible_s = max(visible_s, _check(daemon, work.acknowledged))
         load_s = time.monotonic() - load_s
@@ -169,7 +170,8 @@ def _kill_again_and_again(daemon: DaemonProcess, work: Work, kills: int, chance:
             return killed
         time.sleep(chance.uniform(0, KILL_S_MAX))
         daemon.kill()
-        daemon.start()
+        daemon.launch()  # the next kill may come while it still lists
+        until(daemon.listens, "it serves again")
     return kills
 
 
