@@ -29,6 +29,8 @@ class Faults:
 
     methods: list[str] = field(default_factory=lambda: ["GET", "PUT", "POST", "HEAD", "DELETE"])
     share: float = 1.0
+    count_max: int = 1 << 30
+    """As often as this, then never again."""
     refuse: bool = False
     """Nobody listens, and connections that exist are reset."""
     silent: bool = False
@@ -168,7 +170,8 @@ class _Proxy:
         request = _Head(await reader.readuntil(b"\r\n\r\n"))
         method, path, _ = request.first.split(" ", 2)
         faults = self._faults
-        if method not in faults.methods or self._chance.random() >= faults.share:
+        spent = self._met >= faults.count_max
+        if spent or method not in faults.methods or self._chance.random() >= faults.share:
             faults = Faults()
         if faults.conditions:
             faults = Faults(status=faults.conditions) if "if-none-match" in request.headers else Faults()
