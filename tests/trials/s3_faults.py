@@ -197,7 +197,7 @@ def s3_faults(
             "operation_timeout_s": 4.0,
         }
         cold = {name: _numbers(at) for at, name in enumerate(("quiet", *faults))}
-        with DaemonProcess(folder, {"s3": table, "dram": {"bytes": "32MiB"}}, server.environment) as daemon:
+        with DaemonProcess(folder, {"s3": table, "dram": {"bytes": "256MiB"}}, server.environment) as daemon:
             with Client(daemon.socket, GEOMETRY, timeout_s=60) as client:
                 _save_all(Traffic(daemon), Pages(client, CHAIN_BLOCKS), [HOT, *chain_of.from_iterable(cold.values())])
             daemon.stop()

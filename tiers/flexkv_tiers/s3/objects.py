@@ -184,18 +184,18 @@ class Objects:
     def _get(self, request: Get, call: Call) -> Iterator[Landed]:
         begin = request.offset
         ends = list(accumulate((span.length for span in request.spans), initial=begin + HEADER_BYTES))
-        first, end = request.chunk_first, ends[-1]
-        object_bytes = request.object_bytes or end
-        assert first < len(request.spans)
+        first, last = request.chunk_first, request.chunk_end or len(request.spans)
+        object_bytes = request.object_bytes or ends[-1]
+        assert first < last <= len(request.spans)
         raw_header = bytearray(HEADER_BYTES)
         if first > 0:  # a later chunk alone has its header to be judged by, too
             with self._range(request.name, begin, begin + HEADER_BYTES, object_bytes, call) as answer:
                 answer.fill(memoryview(raw_header))
-        with self._range(request.name, ends[first] if first else begin, end, object_bytes, call) as answer:
+        with self._range(request.name, ends[first] if first else begin, ends[last], object_bytes, call) as answer:
             if first == 0:
                 answer.fill(memoryview(raw_header))
             header = _expect_header(raw_header, request)
-            for chunk, span in enumerate(request.spans[first:], first):
+            for chunk, span in enumerate(request.spans[first:last], first):
                 view = self._arena.view(span.frame, span.length)
                 answer.fill(view)
                 checksum = chunk_checksum(request.key, chunk, view)

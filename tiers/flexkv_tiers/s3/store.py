@@ -26,11 +26,12 @@ from flexkv_tiers.s3.catalogue import SINGLE, Catalogue, records_of
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.drops import PackDrops
 from flexkv_tiers.s3.listing import PAGES_PER_ROUND_MAX, Listing
-from flexkv_tiers.s3.messages import Get, Landed, Part, Put, PutPack, Span
+from flexkv_tiers.s3.messages import Get, Part, Put, PutPack, Span
 from flexkv_tiers.s3.multipart import put_in_parts, sweep_for_ever
 from flexkv_tiers.s3.names import PackName, object_name, pack_name
 from flexkv_tiers.s3.packing import RECORD_BYTES_MAX, Directory, Packer, Record
 from flexkv_tiers.s3.packs import Pack, pack_index
+from flexkv_tiers.s3.ranges import cut_ranges, read_ranges
 from flexkv_tiers.s3.wipe import wipe
 
 _COUNTED = ("bytes_written", "bytes_read", "packs_written", "blocks_packed", "packs_let_go")
@@ -151,21 +152,19 @@ class S3Store:
         return self._catalogue.packs.add(name, index)
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncGenerator[int, None]:
-        spans, landed = [Span(chunk.frame, chunk.length) for chunk in chunks], 0
+        spans = [Span(chunk.frame, chunk.length) for chunk in chunks]
         name, offset, object_bytes = self._place_of(block, location)
+        whose = (block.namespace, block.shard, block.key, block.parent)
 
-        def rest() -> Get:  # a retry goes on where the attempt before ended: landed chunks are already in use
-            whose = (block.namespace, block.shard, block.key, block.parent)
-            return Get(name, *whose, spans, landed, offset, object_bytes)
+        def ask(first: int, end: int) -> Get:
+            return Get(name, *whose, spans, first, offset, object_bytes, end)
 
-        async with aclosing(self._bucket.replies(rest)) as replies:
+        ranges = cut_ranges([chunk.length for chunk in chunks])
+        async with aclosing(read_ranges(self._bucket, ask, ranges)) as replies:
             async for reply in replies:
-                assert isinstance(reply, Landed)
-                assert reply.chunk == landed
-                chunk = chunks[landed]
+                chunk = chunks[reply.chunk]
                 self._arena.set_checksum(chunk.frame, reply.checksum)
                 self._counts["bytes_read"] += chunk.length
-                landed += 1
                 yield reply.chunk
 
     def _place_of(self, block: BlockName, location: int) -> tuple[str, int, int]:
