@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 PIECE_BYTES = 64 * 1024
@@ -27,6 +29,8 @@ class Faults:
 
     methods: list[str] = field(default_factory=lambda: ["GET", "PUT", "POST", "HEAD", "DELETE"])
     share: float = 1.0
+    count_max: int = 1 << 30
+    """As often as this, then never again."""
     refuse: bool = False
     """Nobody listens, and connections that exist are reset."""
     silent: bool = False
@@ -54,13 +58,13 @@ class Faults:
 
 
 class FaultProxy:
-    """The proxy, as a process; `with` ends it."""
+    """The proxy, as a process; `with` ends it. With a certificate (a PEM file that has its key) it speaks TLS."""
 
-    def __init__(self, upstream_url: str) -> None:
+    def __init__(self, upstream_url: str, certificate: Path | None = None) -> None:
         place = urlsplit(upstream_url)
-        command = [sys.executable, "-m", "tests.s3proxy", str(place.hostname), str(place.port)]
+        command = [sys.executable, "-m", "tests.s3proxy", str(place.hostname), str(place.port), str(certificate or "")]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.endpoint_url = f"http://127.0.0.1:{self._hear()}"
+        self.endpoint_url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._hear()}"
 
     def set(self, faults: Faults) -> int:
         """Misbehave like this from now on; returns how many requests the faults before this met."""
@@ -102,8 +106,12 @@ class _Head:
 
 
 class _Proxy:
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, certificate: str) -> None:
         self._upstream = (host, port)
+        self._tls: ssl.SSLContext | None = None
+        if certificate:
+            self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self._tls.load_cert_chain(certificate)
         self._faults = Faults()
         self._met = 0
         self._chance = random.Random(1)
@@ -126,7 +134,7 @@ class _Proxy:
             _tell(met)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, limit=1 << 20)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, limit=1 << 20, ssl=self._tls)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def _refuse(self) -> None:
@@ -162,7 +170,8 @@ class _Proxy:
         request = _Head(await reader.readuntil(b"\r\n\r\n"))
         method, path, _ = request.first.split(" ", 2)
         faults = self._faults
-        if method not in faults.methods or self._chance.random() >= faults.share:
+        spent = self._met >= faults.count_max
+        if spent or method not in faults.methods or self._chance.random() >= faults.share:
             faults = Faults()
         if faults.conditions:
             faults = Faults(status=faults.conditions) if "if-none-match" in request.headers else Faults()
@@ -312,4 +321,4 @@ async def _pump_chunks(answer: _Head, reader: asyncio.StreamReader, writer: asyn
 
 
 if __name__ == "__main__":
-    asyncio.run(_Proxy(sys.argv[1], int(sys.argv[2])).run())
+    asyncio.run(_Proxy(sys.argv[1], int(sys.argv[2]), sys.argv[3]).run())

@@ -123,10 +123,12 @@ def drop_again(state: State) -> None:
 def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
     """A block of which the tier has another record than the one we know.
 
-    On SSD that record takes room of its own and is dropped; in S3 both are one object.
+    On SSD that record takes room of its own and is dropped. In S3 both may be one object, or the other may be what
+    another daemon knows.
     """
     copy = block.copy_in(tier)
     if tier is Tier.S3 or (copy is not None and copy.place == location):
+        state.count("found_twice", tier.name.lower())
         return
     second = Copy(block, tier, location)
     second.state = CopyState.DROPPED

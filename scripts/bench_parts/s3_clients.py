@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -101,7 +102,7 @@ class Ours:
         return BlockName(self._space, int(keep), key_of_hash(self._space, ROOT, f"{turn} {name}".encode()), ROOT)
 
 
-class Threads:
+class Threads(ABC):
     """A client that is called from threads; `one_put` and `one_get` move one object."""
 
     puts = 0
@@ -114,11 +115,11 @@ class Threads:
     def get(self, object_bytes: int, count: int) -> list[float]:
         return self._run(count, lambda number, _turn: self.one_get(number, f"1/{object_bytes}-{number}", object_bytes))
 
-    def one_put(self, name: str, object_bytes: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def one_put(self, name: str, object_bytes: int) -> None: ...
 
-    def one_get(self, number: int, name: str, object_bytes: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def one_get(self, number: int, name: str, object_bytes: int) -> None: ...
 
     def _run(self, count: int, work: Callable[[int, int], None]) -> list[float]:
         times: list[float] = []

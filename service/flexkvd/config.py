@@ -176,7 +176,9 @@ class S3Table:
     processes: int = key(Kind.COUNT, "Child processes that move the bytes.", 1, low=1, high=16)
     threads: int = key(Kind.COUNT, "Connections of each child.", 4, low=1, high=64)
     reads_in_flight_max: int = key(Kind.COUNT, "Objects read at the same time.", 16, low=1, high=1024)
-    writes_in_flight_max: int = key(Kind.COUNT, "Objects written at the same time.", 8, low=1, high=1024)
+    writes_in_flight_max: int = key(
+        Kind.COUNT, "Blocks written at the same time; what comes together can share an object.", 64, low=1, high=1024
+    )
     connect_timeout_s: float = key(Kind.NUMBER, "Longest wait for a connection.", 3.0, low=0.01, high=600)
     read_timeout_s: float = key(Kind.NUMBER, "Longest wait for the next bytes.", 10.0, low=0.01, high=600)
     operation_timeout_s: float = key(

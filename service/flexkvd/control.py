@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import flexkv_py
 from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import BlockKey
-from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, TIER_GAUGES, Metrics, Samples
+from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, S3_FAMILIES, TIER_GAUGES, Metrics, Samples
 from flexkvd.parts import Parts
 
 
@@ -114,7 +115,24 @@ class Operator:
             "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
             "flexkv_events_total": {(): parts.engine.events},
             "flexkv_ready": {(): parts.readiness.ready},
+            **_s3_samples(parts.stores[Tier.S3][0].status() if Tier.S3 in parts.stores else None),
         }
+
+
+def _s3_samples(status: Mapping[str, Any] | None) -> dict[str, Samples]:
+    """What the S3 tier says of itself, as samples; none without one."""
+    if status is None:
+        return {family.name: {} for family in S3_FAMILIES}
+    failed = {name.removeprefix("failed_"): count for name, count in status.items() if name.startswith("failed_")}
+    return {
+        "flexkv_s3_breaker": {(state,): state == status["breaker"] for state in ("closed", "open", "half-open")},
+        "flexkv_s3_breaker_opened_total": {(): status["breaker_opened"]},
+        "flexkv_s3_rate_limit": {(): status["rate_per_s_max"]},
+        "flexkv_s3_retry_tokens": {(): status["retry_tokens"]},
+        "flexkv_s3_retries_total": {(): status["retries"]},
+        "flexkv_s3_failed_total": _labelled(failed),
+        "flexkv_s3_process_deaths_total": {(): status["process_deaths"]},
+    }
 
 
 def _labelled(counts: Mapping[str, int]) -> Samples:

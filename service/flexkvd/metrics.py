@@ -42,7 +42,9 @@ PLANNER_COUNTERS = tuple(
         ("promotions", "tier", "Blocks promoted to DRAM, by the tier they came from."),
         ("demotions", "tier", "Blocks demoted, by the tier they went to."),
         ("evictions", "tier", "Copies evicted, by tier."),
-        ("found", "tier", "Blocks of an earlier life found at start, by tier."),
+        ("found", "tier", "Blocks found at start, or written by other daemons since, by tier."),
+        ("found_twice", "tier", "Of these, records of blocks that were known there already, by tier."),
+        ("lost", "tier", "Records a tier let go of by itself, or another daemon dropped, by tier."),
         ("faults", "what", "Failed transfers, by tier and fault."),
         ("tier_changes", "what", "Times a tier went down or came back."),
         ("refused_requests", "code", "Requests the planner refused, by error code."),
@@ -86,11 +88,21 @@ SHELL_FAMILIES = (
     Family("flexkv_events_total", "counter", "Events the planner handled."),
     Family("flexkv_ready", "gauge", "1 when /readyz answers 200."),
 )
+S3_FAMILIES = (
+    Family("flexkv_s3_breaker", "gauge", "1 for the state the breaker is in.", ("state",)),
+    Family("flexkv_s3_breaker_opened_total", "counter", "Times the breaker opened."),
+    Family("flexkv_s3_rate_limit", "gauge", "Requests per second after the server asked for fewer; 0: no limit."),
+    Family("flexkv_s3_retry_tokens", "gauge", "Retries that all requests together have left."),
+    Family("flexkv_s3_retries_total", "counter", "Attempts after the first."),
+    Family("flexkv_s3_failed_total", "counter", "Attempts that failed, by what the failure means.", ("trouble",)),
+    Family("flexkv_s3_process_deaths_total", "counter", "Byte workers that died."),
+)
+"""Without samples where there is no S3 tier."""
 HISTOGRAMS = (
     Family("flexkv_ticket_seconds", "histogram", "Time from a ticket's opening to its end.", ("kind",)),
     Family("flexkv_loop_lag_seconds", "histogram", "How late the event loop runs a timer."),
 )
-FAMILIES = (*PLANNER_COUNTERS, *TIER_GAUGES, *PLANNER_GAUGES, *SHELL_FAMILIES, *HISTOGRAMS)
+FAMILIES = (*PLANNER_COUNTERS, *TIER_GAUGES, *PLANNER_GAUGES, *SHELL_FAMILIES, *S3_FAMILIES, *HISTOGRAMS)
 
 Samples = Mapping[Any, float]
 """Values by a tuple of label values."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
+from flexkv_tiers.base import SharedStore
 from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
@@ -75,7 +76,8 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     sessions = Sessions(engine, config.limits)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     executor = Executor(engine, sessions, lanes, stores, loop)
-    requests = Requests(engine, sessions, config.limits, told.tiers, loop)
+    shared = [store for store, _ in stores.values() if isinstance(store, SharedStore)]
+    requests = Requests(engine, sessions, config.limits, told.tiers, shared, loop)
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)

@@ -8,7 +8,7 @@ reply, or None when the reply comes later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from flexkv_py.wire.messages import (
     UnregisterMemory,
     Wait,
 )
+from flexkv_tiers.base import SharedStore
 from flexkv_tiers.memory.worker import PageTable
 from flexkvd.config import LimitsTable
 from flexkvd.engine import Engine
@@ -71,12 +72,14 @@ class Requests:
         sessions: Sessions,
         limits: LimitsTable,
         tiers: tuple[Tier, ...],
+        shared: Sequence[SharedStore],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
         self._limits = limits
         self._tiers = tiers
+        self._shared = shared
         self._loop = loop
         self._handlers: dict[type, Callable[[Session, Any], DaemonMessage | None]] = {
             Hello: self._hello_again,
@@ -223,7 +226,7 @@ class Requests:
             raise _bad_argument(f"epoch is {message.epoch}: use 0 to {EPOCH_MAX}")
         namespace = namespace_digest(session.geometry.fingerprint, session.hello.tenant, message.epoch)
         session.begin_waiting()
-        session.resets.append(message.id)
+        session.resets[message.id] = [store.reset(namespace) for store in self._shared]
         self._engine.post(NamespaceReset(session.number, message.id, namespace, self._engine.now_ns()))
 
     def _ticket(

@@ -6,6 +6,7 @@ planner's answers (`MatchAnswered`, `TicketFinished`, …); decides nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Session:
 
     `tickets` holds those that run and the last finished ones; `leaving` are unregistered memories
     whose last copy still runs; `waiting` counts requests whose reply waits for something, and `resets`
-    has the ids of those among them that the planner will answer.
+    has the ids of those among them that the planner will answer, with what shared tiers still wipe for them.
     """
 
     number: int
@@ -56,7 +57,7 @@ class Session:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     memories_made: int = 0
     waiting: int = 0
-    resets: list[int] = field(default_factory=list)
+    resets: dict[int, list[asyncio.Task[None]]] = field(default_factory=dict)
     closed: bool = False
     _finished: deque[int] = field(default_factory=deque)
 
@@ -202,8 +203,7 @@ class Sessions:
     def _request_done(self, done: RequestDone) -> None:
         session = self.by_number.get(done.session)
         if session is not None and done.request in session.resets:
-            session.resets.remove(done.request)
-            session.end_waiting(Done(done.request))
+            _when_wiped(session.resets.pop(done.request), lambda: session.end_waiting(Done(done.request)))
         else:
             self._reply(done.session, Done(done.request))
 
@@ -236,3 +236,12 @@ class Sessions:
 def failed(request: int, refused: RequestRefused) -> Failed:
     """The planner's refusal as a reply."""
     return Failed(request, refused.code.value, refused.message, -(-refused.retry_after_ns // NS_PER_MS))
+
+
+def _when_wiped(wipes: list[asyncio.Task[None]], then: Callable[[], None]) -> None:
+    """Call `then` once all have ended well; one that has not was cut off by the daemon's end."""
+    if not wipes:
+        then()
+        return
+    together = asyncio.gather(*wipes)
+    together.add_done_callback(lambda all_: then() if not all_.cancelled() and all_.exception() is None else None)

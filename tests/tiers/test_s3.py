@@ -123,7 +123,7 @@ def test_damaged_objects_are_corrupt(frames, config, bucket):
             assert await fault_of_read(store, frames, block(1), 0, lengths) is Fault.CORRUPT, what
         put_bytes(bucket, config, block(1), right)
         await assert_readable(store, frames, block(1), 0, lengths)
-        assert store.status()["failed_corrupt"] == len(DAMAGE)
+        assert store.status()["failed_corrupt"] == 2 * len(DAMAGE)  # each is looked at twice
         assert store.status()["up"]
 
     run(store, scene)

@@ -118,7 +118,7 @@ SPOILT = {
     "length too small": Faults(methods=["GET"], length_off_by=-4096),
     "length too large": Faults(methods=["GET"], length_off_by=4096),
     "truncated": Faults(methods=["GET"], truncate=RECORD_BYTES - 65536),
-    "flipped bit": Faults(methods=["GET"], flip=200_000),
+    "flipped bit": Faults(methods=["GET"], flip=20_000),
     "flipped bit in the header": Faults(methods=["GET"], flip=50),
     "another object's body": Faults(methods=["GET"], other_body=True),
 }
@@ -163,6 +163,21 @@ def test_a_read_goes_on_where_it_was_cut(frames, config, proxy):
         await assert_readable(store, frames, block(1), 0, RECORD)
         assert store.status()["failed_cut"] >= 2
         assert store.status()["up"]
+
+    run(config, frames, scene)
+
+
+@pytest.mark.parametrize("name", ["flipped bit", "truncated", "another object's body"])
+def test_what_was_spoilt_on_its_way_once_is_read_again(frames, config, proxy, name):
+    """A good object is not given up for one bad answer."""
+
+    async def scene(store):
+        for number in (1, 2):
+            await store.write(block(number), frames.fill(block(number), RECORD))
+        await assert_readable(store, frames, block(2), 0, RECORD)
+        proxy.set(replace(SPOILT[name], count_max=1))
+        await assert_readable(store, frames, block(1), 0, RECORD)
+        assert store.status()["failed_corrupt"] == 1
 
     run(config, frames, scene)
 

@@ -134,9 +134,11 @@ def test_retries_are_bounded_in_number_time_and_budget():
     assert health.retry_delay_s(Trouble.THROTTLED, 0, 10.0, 0.5) is not None
     assert health.retry_delay_s(Trouble.THROTTLED, 3, 10.0, 0.5) is None
     assert health.retry_delay_s(Trouble.THROTTLED, 2, 0.01, 0.9) is None
-    assert health.retry_delay_s(Trouble.CORRUPT, 0, 10.0, 0.5) is None
+    assert health.retry_delay_s(Trouble.MISSING, 0, 10.0, 0.5) is None
+    assert health.retry_delay_s(Trouble.CORRUPT, 0, 10.0, 0.0) == 0.0, "perhaps it was spoilt on its way"
+    assert health.retry_delay_s(Trouble.CORRUPT, 1, 10.0, 0.0) is None
     delays = [health.retry_delay_s(Trouble.SERVER, 0, 10.0, 0.99) for _ in range(100)]
-    assert sum(delay is not None for delay in delays) == RETRY_TOKENS_MAX - 1
+    assert sum(delay is not None for delay in delays) == RETRY_TOKENS_MAX - 2
     for _ in range(10):
         health.succeeded(0.0)
     assert health.retry_delay_s(Trouble.SERVER, 0, 10.0, 0.0) == 0.0

@@ -14,6 +14,7 @@ from flexkv_tiers.s3 import S3Store
 from flexkv_tiers.s3.messages import Failed, Put, Reply, Span, Stored, Sweep, Swept
 from flexkv_tiers.s3.names import object_name
 from flexkv_tiers.s3.objects import Objects
+from scripts.bench_parts.null_s3 import NullS3
 from tests.s3proxy import FaultProxy, Faults
 from tests.tiers.contract import assert_readable, block
 from tests.tiers.s3_backing import patient, shared_server
@@ -130,6 +131,22 @@ def test_a_condition_that_is_not_honoured_costs_a_second_request(frames, config,
         assert ask(objects, put_of(frames, config, 3)) == [Stored(present=False)]
         assert proxy.set(Faults()) == (1 if status == 501 else 2)
         objects.close()
+
+
+def test_a_server_that_ignores_conditions_gets_the_object_again(frames, config, monkeypatch):
+    """On another server, one that looks at no condition: both uploads are taken, and the record reads right."""
+    with NullS3() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        name = block(1, shard=1)  # this server keeps nothing else
+
+        async def scene(store):
+            for _ in range(2):
+                await store.write(name, frames.fill(name, (MIB, MIB)))
+                await assert_readable(store, frames, name, 0, (MIB, MIB))
+            assert store.status()["uploads_present"] == 0
+
+        run(replace(config, endpoint_url=server.endpoint_url), frames, scene)
 
 
 def test_encryption_is_asked_for_in_the_words_of_s3(frames, config):

@@ -24,6 +24,8 @@ from .garbage import garbage
 from .kill_daemon import kill_daemon
 from .kill_worker import kill_worker
 from .memories import deaf, holes, refused_offers
+from .s3_faults import s3_faults
+from .shared_bucket import shared_bucket
 
 Figures = dict[str, float]
 
@@ -83,6 +85,12 @@ TRIALS = {
     "kill-daemon": Trial(kill_daemon, "SIGKILL of the daemon during saves, and restart", {"cycles": 50, "seed": 1}),
     "damage": Trial(damages, "records damaged on SSD and in S3", {}),
     "garbage": Trial(garbage, "hostile messages beside a working client", {"messages": 20_000, "seed": 1}),
+    "s3-faults": Trial(
+        s3_faults, "a daemon whose S3 misbehaves in every way, behind a proxy", {"outage_s": 30, "fault_s": 8}
+    ),
+    "shared-bucket": Trial(
+        shared_bucket, "two daemons on one bucket, one killed", {"blocks": 10_000, "kills": 10, "seed": 1}
+    ),
     "memories": Trial(memories, "hostile memories, and workers that read no reply", {"rounds": 200, "workers": 8}),
 }
 

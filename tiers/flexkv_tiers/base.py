@@ -6,9 +6,10 @@ says what to write, read and drop. A fault is raised as `TierFault`; anything el
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flexkv_py.core.messages import BlockName, Fault, FoundBlock, LostRecord, Tier
 from flexkv_py.keys import NamespaceDigest
@@ -57,6 +58,18 @@ class StoreListener(Protocol):
 
     def appeared(self, batch: FoundBatch) -> None:
         """Records somebody else wrote, met after `found` had ended."""
+        ...
+
+
+@runtime_checkable
+class SharedStore(Protocol):
+    """A store in which others write, too: a reset concerns more than the records the planner knows of."""
+
+    def reset(self, namespace: NamespaceDigest) -> asyncio.Task[None]:
+        """Serve nothing of what was written of this namespace so far, from this call on.
+
+        The task ends when none of it is left. Drops of its records may still come, and find nothing.
+        """
         ...
 
 

@@ -126,9 +126,12 @@ class _Server:
 
 def _read_frame(incoming: BinaryIO) -> tuple[Head, bytes] | None:
     """The next frame, or None at the end of the stream."""
-    raw = incoming.read(HEAD_BYTES)
-    if len(raw) < HEAD_BYTES:
+    try:
+        raw = incoming.read(HEAD_BYTES)
+        if len(raw) < HEAD_BYTES:
+            return None
+        head = parse_head(raw)
+        body = incoming.read(head.body_bytes)
+    except ConnectionResetError:  # the daemon died with replies of ours unread
         return None
-    head = parse_head(raw)
-    body = incoming.read(head.body_bytes)
     return (head, body) if len(body) == head.body_bytes else None

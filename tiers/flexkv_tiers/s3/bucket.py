@@ -116,6 +116,17 @@ class Bucket:
         """Delete an object, together with what others want deleted. Raises TierFault."""
         await self._deletes.delete(name)
 
+    async def delete_again(self, name: str) -> None:
+        """Delete an object, however often the bucket refuses. Raises TierFault when the store was closed."""
+        while True:
+            await self._came_back.wait()
+            try:
+                return await self.delete(name)
+            except TierFault:
+                if self.closed:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
     async def ask_again(self, request: Request) -> Reply | None:
         """One operation, whenever the bucket is ready for it: outages are waited out.
 

@@ -7,6 +7,7 @@ store, changed by its writes, its drops and its listing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from flexkv_py.core.messages import BlockName, FoundBlock, LostRecord
@@ -30,11 +31,15 @@ class Catalogue:
     def __init__(self) -> None:
         self.packs = PackTable()
         self.single_bytes = 0
+        self.uploading: set[PackName] = set()
+        self.resets: Counter[NamespaceDigest] = Counter()  # how often each was reset
         self._known: _Singles = {}
         self._left: _Singles = {}  # known before this sweep began, and not met by it yet
         self._packs_left: dict[PackName, None] = {}
         self._dropping: set[BlockName] = set()  # their deletes are on their way
         self._let_go: set[BlockName] = set()  # deleted since the last page was asked for, which may be older than that
+        self._wiping: Counter[NamespaceDigest] = Counter()  # resets whose old objects may still be there
+        self._wiped: set[NamespaceDigest] = set()  # since the last page was asked for
 
     @property
     def object_bytes(self) -> int:
@@ -49,7 +54,33 @@ class Catalogue:
         packs = ((pack.name.namespace, pack.name.shard) for pack in self.packs)
         return dict.fromkeys([*self._known, *self._left, *packs])
 
+    def reset(self, namespace: NamespaceDigest) -> None:
+        """Forget the namespace; until `wiped`, nothing that a listing meets of it is believed."""
+        self.resets[namespace] += 1
+        self._wiping[namespace] += 1
+        for singles in (self._known, self._left):
+            for directory in [directory for directory in singles if directory[0] == namespace]:
+                self.single_bytes -= sum(singles.pop(directory).values())
+        for pack in self.packs:
+            if pack.name.namespace == namespace:
+                self.packs.remove(pack)
+
+    def wiped(self, namespace: NamespaceDigest) -> None:
+        self._wiping[namespace] -= 1
+        self._wiped.add(namespace)
+
+    def believes(self, namespace: NamespaceDigest) -> bool:
+        """Whether a listed object of this namespace may be taken for what it seems."""
+        return not self.is_wiping(namespace) and namespace not in self._wiped
+
+    def is_wiping(self, namespace: NamespaceDigest) -> bool:
+        return self._wiping[namespace] > 0
+
     # ---------------------------------------------------------------- singles
+
+    def has_single(self, block: BlockName) -> bool:
+        at, entry = (block.namespace, block.shard), block.key + block.parent
+        return any(entry in singles.get(at, {}) for singles in (self._known, self._left))
 
     def add_single(self, block: BlockName, object_bytes: int) -> None:
         self.forget_single(block)
@@ -71,6 +102,8 @@ class Catalogue:
     def meet(self, group: ListedGroup) -> FoundBatch | None:
         """The sweep met these; those that are new."""
         directory = NamespaceDigest(group.namespace), group.shard
+        if not self.believes(directory[0]):
+            return None
         known, left = self._known.get(directory, {}), self._left.get(directory, {})
         fresh: list[FoundBlock] = []
         for key, parent in zip(KeyRun(group.keys), KeyRun(group.parents), strict=True):
@@ -99,6 +132,7 @@ class Catalogue:
 
     def ask_for_page(self) -> None:
         self._let_go.clear()
+        self._wiped.clear()
 
     def meet_pack(self, name: PackName) -> Pack | None:
         """The sweep met this pack; None when it is new."""

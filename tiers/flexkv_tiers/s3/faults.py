@@ -32,6 +32,9 @@ FAULT_OF = {
 WORTH_RETRYING = frozenset({Trouble.UNREACHABLE, Trouble.THROTTLED, Trouble.TIMEOUT, Trouble.SERVER, Trouble.CUT})
 """Another try of the same request may succeed."""
 
+SECOND_LOOK = frozenset({Trouble.CORRUPT})
+"""Perhaps it was spoilt on its way: one more look, before the object itself is given up."""
+
 HOPELESS = frozenset(
     {
         Trouble.DENIED,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from flexkv_tiers.s3.faults import HOPELESS, OUTAGES, WORTH_RETRYING
+from flexkv_tiers.s3.faults import HOPELESS, OUTAGES, SECOND_LOOK, WORTH_RETRYING
 from flexkv_tiers.s3.messages import Trouble
 
 OUTAGE_COUNT_MAX = 5
@@ -205,7 +205,8 @@ class Health:
 
     def retry_delay_s(self, trouble: Trouble, retries: int, remaining_s: float, chance: float) -> float | None:
         """Pause before another attempt at an operation that met `trouble`, or None when it must fail now."""
-        if not self.up or trouble not in WORTH_RETRYING:
+        worth = trouble in WORTH_RETRYING or (trouble in SECOND_LOOK and retries == 0)
+        if not self.up or not worth:
             return None
         return self.budget.delay_s(retries, remaining_s, chance)
 

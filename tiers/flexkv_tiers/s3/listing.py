@@ -32,6 +32,15 @@ from flexkv_tiers.s3.packs import Pack, check_index, index_bytes
 PAGES_PER_ROUND_MAX = 64
 """Of a thousand names each. A larger prefix takes several rounds of `refresh_s`; no round lists without end."""
 
+NEWS_S = 600.0
+"""How far back a round looks for packs in directories it knows: longer than an upload takes and clocks differ."""
+
+NEWS_PAGES_MAX = 64
+"""Of all directories together; what is left then is met by the sweep."""
+
+REFUSED_MAX = 4096
+"""Failed uploads that are remembered; a server that still goes on with an older one is long dead."""
+
 COUNTED = ("listed_blocks", "listed_packs", "listed_foreign", "listed_damaged", "sweeps", "expired")
 
 
@@ -40,9 +49,7 @@ class Listing:
 
     def __init__(self, config: S3Config, bucket: Bucket, catalogue: Catalogue, listener: StoreListener | None) -> None:
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
-        self.ours: set[PackName] = (
-            set()
-        )  # being uploaded, or failed in a way that leaves in doubt whether they are there
+        self.refused: dict[PackName, None] = {}  # uploads of ours that failed; they may be there, even after a delete
         self.damaged_at_start = 0
         self._met: Counter[str] = Counter()  # in this sweep
         self._config = config
@@ -68,21 +75,49 @@ class Listing:
                 self._end_sweep()
                 return
 
+    def refuse(self, name: PackName) -> None:
+        """An upload of ours failed; should a sweep meet it all the same, it is deleted."""
+        self.refused[name] = None
+        if len(self.refused) > REFUSED_MAX:
+            del self.refused[next(iter(self.refused))]
+
+    async def news(self) -> AsyncGenerator[FoundBatch, None]:
+        """The packs written lately in directories we know, wherever the sweep is; bounded."""
+        since_ms = max(0, int((time.time() - NEWS_S) * 1000))
+        pages_left = NEWS_PAGES_MAX
+        for namespace, shard in self._catalogue.directories():
+            start = f"{listing_prefix(self._config.prefix)}{namespace.hex()}/{shard}/pack-"
+            after = f"{start}{since_ms:012x}"
+            while after and pages_left:
+                page = await self._ask(start, after)
+                pages_left -= 1
+                for batch in await self._packs(page):
+                    yield batch
+                after = page.after_next
+
     async def _page(self) -> list[FoundBatch]:
-        config = self._config
-        expires_s = time.time() - config.ttl_s if config.ttl_s and config.owner else 0.0
-        self._catalogue.ask_for_page()
-        page = await self._bucket.ask_again(ListPage(listing_prefix(config.prefix), self._after, expires_s))
-        assert isinstance(page, Page)
+        """The sweep's next page."""
+        page = await self._ask(listing_prefix(self._config.prefix), self._after)
+        page.packs[:0], self._held = self._held, []
         self._after = page.after_next
         self._met["listed_foreign"] += page.foreign
         self._met["listed_damaged"] += page.damaged
         batches = [batch for group in page.groups if (batch := self._catalogue.meet(group)) is not None]
         self.counts["listed_blocks"] += sum(len(batch.blocks) for batch in batches)
-        batches += await self._packs(page)
+        if page.after_next:
+            self._held = _take_last_pack(self._config.prefix, page.packs)
+        return batches + await self._packs(page)
+
+    async def _ask(self, start: str, after: str) -> Page:
+        """One page, without what is too old: that is deleted first."""
+        config = self._config
+        expires_s = time.time() - config.ttl_s if config.ttl_s and config.owner else 0.0
+        self._catalogue.ask_for_page()
+        page = await self._bucket.ask_again(ListPage(start, after, expires_s))
+        assert isinstance(page, Page)
         if page.expired:
             await self._expire(page.expired)
-        return batches
+        return page
 
     def _end_sweep(self) -> None:
         self.counts["sweeps"] += 1
@@ -95,9 +130,8 @@ class Listing:
         self._unreadable, self._unreadable_now = self._unreadable_now, {}
         gone, packs = self._catalogue.end_sweep()
         for pack in packs:
-            if pack.name not in self.ours:
-                gone += records_of(pack)
-                self._catalogue.packs.remove(pack)
+            gone += records_of(pack)
+            self._catalogue.packs.remove(pack)
         self.tell_lost(gone, "it is not in the bucket any more")
 
     def tell_lost(self, records: Sequence[LostRecord], reason: str) -> None:
@@ -108,18 +142,16 @@ class Listing:
 
     async def _packs(self, page: Page) -> list[FoundBatch]:
         """Packs of a page that are new, as batches; marks of known ones take their records away."""
-        listed, self._held = self._held + page.packs, []
-        if page.after_next and listed:
-            self._held = _last_pack(self._config.prefix, listed)
-            listed = listed[: len(listed) - len(self._held)]
         fresh: dict[PackName, int] = {}
         masks: dict[PackName, list[int]] = {}
-        for entry in listed:
+        for entry in page.packs:
             name = parse_pack_name(self._config.prefix, entry.name)
             assert name is not None
             if isinstance(name, DropMarks):
                 masks.setdefault(name.pack, []).append(name.mask)
-            elif self._catalogue.meet_pack(name) is None and name not in self.ours:
+            elif name in self.refused:  # the server went on with an upload that we had given up
+                await self._delete([entry.name])
+            elif self._catalogue.meet_pack(name) is None and name not in self._catalogue.uploading:
                 fresh[name] = entry.object_bytes
         packs = await asyncio.gather(*(self._read(name, object_bytes) for name, object_bytes in fresh.items()))
         for name, found in masks.items():
@@ -148,13 +180,13 @@ class Listing:
             if fault.fault is Fault.CORRUPT:
                 self._unreadable_now[name] = None
             return None
-        return self._catalogue.packs.add(name, index.raw)
+        return self._catalogue.packs.add(name, index.raw) if self._catalogue.believes(name.namespace) else None
 
     async def _marked(self, name: PackName, masks: list[int], *, is_new: bool) -> None:
         """Records that this daemon's last life, or another daemon, has dropped from a pack."""
         pack = self._catalogue.packs.named(name)
         if pack is None:
-            if self._config.owner and name not in self.ours and name not in self._unreadable_now:
+            if self._config.owner and name not in self._unreadable_now:
                 await self._delete([marks_name(self._config.prefix, DropMarks(name, mask)) for mask in masks])
             return
         mask = 0
@@ -199,9 +231,10 @@ class Listing:
         return True
 
 
-def _last_pack(prefix: str, listed: list[ListedPack]) -> list[ListedPack]:
-    """The last pack of a page and what marks of it follow."""
-    for count, entry in enumerate(reversed(listed), 1):
-        if isinstance(parse_pack_name(prefix, entry.name), PackName):
-            return listed[-count:]
-    return listed
+def _take_last_pack(prefix: str, listed: list[ListedPack]) -> list[ListedPack]:
+    """Take the last pack of a page away, with what marks of it follow: more of them may stand on the next."""
+    for at in reversed(range(len(listed))):
+        if isinstance(parse_pack_name(prefix, listed[at].name), PackName):
+            last, listed[at:] = listed[at:], []
+            return last
+    return []

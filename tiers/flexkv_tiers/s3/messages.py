@@ -98,7 +98,7 @@ class PutPack(msgspec.Struct, frozen=True, tag=True):
 
 
 class Get(msgspec.Struct, frozen=True, tag=True):
-    """Read chunks `chunk_first` and later of a block's record into their frames; `spans` lists all chunks.
+    """Read chunks from `chunk_first` to `chunk_end` (0: the last) of a record; `spans` lists all its chunks.
 
     A record of `record_bytes` in a pack lies at `offset` of an object of `object_bytes`; 0 and 0: the
     record is the object.
@@ -114,6 +114,7 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     offset: int = 0
     object_bytes: int = 0
     record_bytes: int = 0
+    chunk_end: int = 0
 
 
 class GetIndex(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,8 @@ from flexkv_tiers.s3.messages import BeginUpload, Begun, EndUpload, PartStored, 
 ABANDONED_S = 3600.0
 """An upload begun so long ago is nobody's any more: no move may take so long."""
 SWEEP_PAUSE_S = 3600.0
+SWEEP_DELAY_S = 60.0
+"""Nothing hurries, and a daemon that starts has better to do."""
 PARTS_MAX = 10_000
 """S3's own limit."""
 
@@ -42,7 +44,8 @@ async def put_in_parts(bucket: Bucket, put: Put, record_bytes: int, part_bytes: 
 
 
 async def sweep_for_ever(bucket: Bucket) -> None:
-    """Give up what daemons that died have begun, now and every hour; the number stands in `bucket.counts`."""
+    """Give up what daemons that died have begun, soon and every hour; the number stands in `bucket.counts`."""
+    await asyncio.sleep(SWEEP_DELAY_S)
     while True:
         with suppress(TierFault):
             swept = await bucket.ask(lambda: Sweep(ABANDONED_S))

@@ -188,10 +188,11 @@ class Objects:
 
     def _get(self, request: Get, call: Call) -> Iterator[Landed]:
         begin, first = request.offset, request.chunk_first
-        assert first < len(request.spans)
-        # Without a length the record is the object, and no longer than its chunks are in memory.
-        most = request.record_bytes or HEADER_BYTES + sum(span.length for span in request.spans)
-        end = begin + (most if first == 0 else HEADER_BYTES)
+        last = request.chunk_end or len(request.spans)
+        assert first < last <= len(request.spans)
+        # Stored chunks are no longer than they are in memory; without a length the record is the object.
+        most = HEADER_BYTES + sum(span.length for span in request.spans[:last])
+        end = begin + (min(most, request.record_bytes or most) if first == 0 else HEADER_BYTES)
         raw_header = bytearray(HEADER_BYTES)
         with self._range(request.name, begin, end, request.object_bytes, call) as (answer, object_bytes):
             if object_bytes <= HEADER_BYTES:
@@ -199,16 +200,18 @@ class Objects:
             answer.fill(memoryview(raw_header))
             header = _expect_header(raw_header, request, request.record_bytes or object_bytes)
             if first == 0:
-                yield from self._land(request, header, answer)
+                yield from self._land(request, header, answer, range(last))
         if first > 0:  # a later chunk alone has its header to be judged by, too
-            start, end = begin + header.chunks[first].offset, begin + header.record_bytes
+            end_chunk = header.chunks[last - 1]
+            start, end = begin + header.chunks[first].offset, begin + end_chunk.offset + end_chunk.room_bytes
             with self._range(request.name, start, end, object_bytes, call) as (answer, _):
-                yield from self._land(request, header, answer)
+                yield from self._land(request, header, answer, range(first, last))
 
-    def _land(self, request: Get, header: Header, answer: Answer) -> Iterator[Landed]:
-        """Chunks `chunk_first` and later, which come next, each decoded into its frame."""
-        for chunk, span in enumerate(request.spans[request.chunk_first :], request.chunk_first):
-            entry, frame = header.chunks[chunk], self._arena.view(span.frame, span.length)
+    def _land(self, request: Get, header: Header, answer: Answer, chunks: range) -> Iterator[Landed]:
+        """Chunks that come next, each decoded into its frame."""
+        for chunk in chunks:
+            span, entry = request.spans[chunk], header.chunks[chunk]
+            frame = self._arena.view(span.frame, span.length)
             stored = frame if entry.codec == CODEC_NONE else _compressed.view(entry.room_bytes)
             answer.fill(stored)
             decode_into(frame, request.key, chunk, entry, stored)

@@ -111,7 +111,7 @@ class Pack:
         """`index` is one that `check_index` or `pack_index` vouches for."""
         self.number = number
         self.name = name
-        self.object_bytes = _HEAD.unpack_from(index)[6]
+        self.object_bytes: int = _HEAD.unpack_from(index)[6]
         self.dropped = 0  # mask of records that are served no more
         self.marked = 0  # of these, the ones whose drop stands in the bucket
         self.marks: dict[int, None] = {}  # masks of the objects that say so
@@ -138,6 +138,12 @@ class Pack:
         record = self.record(at)
         found = BlockName(self.name.namespace, self.name.shard, record.key, record.parent)
         return at if record.offset == offset and found == block else None
+
+    @property
+    def live_share(self) -> float:
+        """How much of its records is still served: 1 for a pack of which nothing was dropped."""
+        share: float = self.live_bytes / (self.object_bytes - index_bytes(self.name.count))
+        return share
 
     def location(self, record: PackedRecord) -> int:
         """The store's integer for this record's place."""

@@ -13,9 +13,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
+from flexkv_py.keys import NamespaceDigest
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
 from flexkv_tiers.codec import HEADER_BYTES, NO_SALT, pack_header
 from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
@@ -25,15 +27,23 @@ from flexkv_tiers.s3.catalogue import SINGLE, Catalogue, records_of
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.drops import PackDrops
 from flexkv_tiers.s3.listing import PAGES_PER_ROUND_MAX, Listing
-from flexkv_tiers.s3.messages import Get, Landed, Part, Put, PutPack, Span
+from flexkv_tiers.s3.messages import Get, Part, Put, PutPack, Span
 from flexkv_tiers.s3.multipart import put_in_parts, sweep_for_ever
 from flexkv_tiers.s3.names import PackName, object_name, pack_name
 from flexkv_tiers.s3.packing import RECORD_BYTES_MAX, Directory, Packer, Record
 from flexkv_tiers.s3.packs import Pack, pack_index
+from flexkv_tiers.s3.ranges import cut_ranges, read_ranges
+from flexkv_tiers.s3.wipe import wipe
 
 _COUNTED = ("bytes_written", "bytes_read", "packs_written", "blocks_packed", "packs_let_go")
+TOLD_COUNT_MAX = 64
+"""Blocks of others in one message."""
+
+_RESET_MEANWHILE = "the namespace was reset while the block was on its way"
 PHYSICAL_SHARE_MAX = 1.25
-"""All objects together may take so much of `bytes`: dropped records lie in packs until the pack goes."""
+PHYSICAL_SHARE_GOAL = 1.2
+"""All objects together may take so much of `bytes`: dropped records lie in packs until the pack goes. Once there is
+more, packs go until the goal is reached, so that it takes a while to the next time."""
 
 
 class S3Store:
@@ -59,14 +69,16 @@ class S3Store:
         self._listener = listener
         self._packer = Packer(self._upload, config.pack_bytes, config.processes * config.threads)
         self._drops = PackDrops(self._bucket, config.prefix, self._catalogue.packs)
-        self._doubtful: dict[PackName, None] = {}  # their uploads failed, and they may be there all the same
+        self._doubtful: dict[PackName, None] = {}  # their uploads failed, and no delete has got through yet
         self._background: set[asyncio.Task[None]] = set()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
 
     async def start(self) -> None:
-        if self._config.owner:
-            self._spawn(sweep_for_ever(self._bucket))
-        await self._bucket.start()
+        try:
+            await self._bucket.start()
+        finally:
+            if self._config.owner:
+                self._spawn(sweep_for_ever(self._bucket))
 
     async def close(self) -> None:
         for task in self._background:
@@ -104,12 +116,7 @@ class S3Store:
         """Store records of one directory as one object."""
         if len(records) == 1:
             [record] = records
-            request = Put(object_name(self._config.prefix, record.block), record.header, record.spans)
-            if record.length > self._config.part_bytes:
-                await put_in_parts(self._bucket, request, record.length, self._config.part_bytes)
-            else:
-                await self._bucket.ask(lambda: request)
-            self._catalogue.add_single(record.block, record.length)
+            await self._upload_single(record)
             locations = [SINGLE]
         else:
             pack = await self._upload_pack(records)
@@ -120,38 +127,54 @@ class S3Store:
         self._bound_physical()
         return locations
 
+    async def _upload_single(self, record: Record) -> None:
+        block, resets = record.block, self._catalogue.resets[record.block.namespace]
+        name = object_name(self._config.prefix, block)
+        request = Put(name, record.header, record.spans)
+        if record.length > self._config.part_bytes:
+            await put_in_parts(self._bucket, request, record.length, self._config.part_bytes)
+        else:
+            await self._bucket.ask(lambda: request)
+        if self._catalogue.resets[block.namespace] != resets:
+            await self._bucket.delete(name)
+            raise TierFault(Fault.IO, _RESET_MEANWHILE)
+        self._catalogue.add_single(block, record.length)
+
     async def _upload_pack(self, records: Sequence[Record]) -> Pack:
         namespace, shard = records[0].directory
         name = PackName(namespace, shard, time.time_ns() // 1_000_000, random.getrandbits(64), len(records))
         index = pack_index(name, [record.block for record in records], [record.length for record in records])
         parts = [Part(record.header, record.spans) for record in records]
         request = PutPack(pack_name(self._config.prefix, name), index, parts)
-        self._listing.ours.add(name)
+        resets = self._catalogue.resets[namespace]
+        self._catalogue.uploading.add(name)
         try:
             await self._bucket.ask(lambda: request)
+            if self._catalogue.resets[namespace] != resets:
+                raise TierFault(Fault.IO, _RESET_MEANWHILE)
         except BaseException:
-            self._doubtful[name] = None  # nothing of it may be served: it goes as soon as the bucket takes a delete
+            self._doubtful[name] = None  # nothing of it may ever be served
+            self._listing.refuse(name)
             self._spawn(self._delete_doubtful(records[0].directory))
             raise
-        self._listing.ours.discard(name)
+        finally:
+            self._catalogue.uploading.discard(name)
         return self._catalogue.packs.add(name, index)
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncGenerator[int, None]:
-        spans, landed = [Span(chunk.frame, chunk.length) for chunk in chunks], 0
+        spans = [Span(chunk.frame, chunk.length) for chunk in chunks]
         name, *place = self._place_of(block, location)
+        whose = (block.namespace, block.shard, block.key, block.parent)
 
-        def rest() -> Get:  # a retry goes on where the attempt before ended: landed chunks are already in use
-            whose = (block.namespace, block.shard, block.key, block.parent)
-            return Get(name, *whose, spans, landed, *place)
+        def ask(first: int, end: int) -> Get:
+            return Get(name, *whose, spans, first, *place, end)
 
-        async with aclosing(self._bucket.replies(rest)) as replies:
+        ranges = cut_ranges([chunk.length for chunk in chunks])
+        async with aclosing(read_ranges(self._bucket, ask, ranges)) as replies:
             async for reply in replies:
-                assert isinstance(reply, Landed)
-                assert reply.chunk == landed
-                chunk = chunks[landed]
+                chunk = chunks[reply.chunk]
                 self._arena.set_checksum(chunk.frame, reply.checksum)
                 self._counts["bytes_read"] += chunk.length
-                landed += 1
                 yield reply.chunk
 
     def _place_of(self, block: BlockName, location: int) -> tuple[str, int, int, int]:
@@ -185,6 +208,8 @@ class S3Store:
         await self._delete_doubtful((block.namespace, block.shard))
         if not self._config.owner:
             return  # the catalogue still knows it, so it is no news when the listing meets it
+        if self._catalogue.is_wiping(block.namespace) and not self._catalogue.has_single(block):
+            return  # it goes with all others of the reset, by the page
         self._catalogue.begin_delete(block)
         try:
             await self._bucket.delete(object_name(self._config.prefix, block))
@@ -195,7 +220,10 @@ class S3Store:
         for name in [name for name in self._doubtful if (name.namespace, name.shard) == directory]:
             await self._bucket.delete(pack_name(self._config.prefix, name))
             self._doubtful.pop(name, None)
-            self._listing.ours.discard(name)
+
+    def reset(self, namespace: NamespaceDigest) -> asyncio.Task[None]:
+        self._catalogue.reset(namespace)
+        return self._spawn(wipe(self._config, self._bucket, self._catalogue, namespace))
 
     async def _drop_unwanted(self, block: BlockName, location: int) -> None:
         """A record that landed after its writer had given up."""
@@ -219,11 +247,18 @@ class S3Store:
             for directory in {(name.namespace, name.shard): None for name in self._doubtful}:
                 with suppress(TierFault):
                     await self._delete_doubtful(directory)
-            async with aclosing(self._listing.sweep(PAGES_PER_ROUND_MAX)) as batches:
-                async for batch in batches:
-                    if self._listener is not None:
-                        self._listener.appeared(batch)
+            for round_ in (self._listing.news(), self._listing.sweep(PAGES_PER_ROUND_MAX)):
+                async with aclosing(round_) as batches:
+                    async for batch in batches:
+                        await self._tell(batch)
             self._bound_physical()
+
+    async def _tell(self, batch: FoundBatch) -> None:
+        """In slices: others wait for the loop while the planner takes one in."""
+        for start in range(0, len(batch.blocks), TOLD_COUNT_MAX):
+            if self._listener is not None:
+                self._listener.appeared(replace(batch, blocks=batch.blocks[start : start + TOLD_COUNT_MAX]))
+            await asyncio.sleep(0)
 
     def _settle_again(self) -> None:
         """Drops that nobody waits for, and that the bucket did not take when they were due."""
@@ -232,12 +267,12 @@ class S3Store:
                 self._spawn(self._drops.settle(pack))
 
     def _bound_physical(self) -> None:
-        """Let go of the packs that hold the least, until all objects together take no more than they may."""
-        allowed = int(self._config.bytes * PHYSICAL_SHARE_MAX)
-        if not allowed or not self._config.owner or self._catalogue.object_bytes <= allowed:
+        """Let go of packs, least live share first, until all objects together take no more than they may."""
+        limit, held = self._config.bytes, self._catalogue.object_bytes
+        if not limit or not self._config.owner or held <= limit * PHYSICAL_SHARE_MAX:
             return
-        excess = self._catalogue.object_bytes - allowed
-        for pack in sorted(self._catalogue.packs, key=lambda pack: pack.live_bytes / pack.object_bytes):
+        excess = held - int(limit * PHYSICAL_SHARE_GOAL)
+        for pack in sorted(self._catalogue.packs, key=lambda pack: pack.live_share):
             if excess <= 0:
                 return
             if pack.dropped == (1 << pack.name.count) - 1:
@@ -250,11 +285,12 @@ class S3Store:
             excess -= pack.object_bytes
             self._spawn(self._drops.settle(pack))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run beside everything else until the store is closed; its faults are met again by whoever comes next."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
