@@ -43,6 +43,7 @@ PLANNER_COUNTERS = tuple(
         ("demotions", "tier", "Blocks demoted, by the tier they went to."),
         ("evictions", "tier", "Copies evicted, by tier."),
         ("found", "tier", "Blocks of an earlier life found at start, by tier."),
+        ("lost", "tier", "Records a tier let go of by itself, by tier."),
         ("faults", "what", "Failed transfers, by tier and fault."),
         ("tier_changes", "what", "Times a tier went down or came back."),
         ("refused_requests", "code", "Requests the planner refused, by error code."),

@@ -40,7 +40,9 @@ def _ssd(table: SsdTable, arena: Arena) -> tuple[TierStore, TierLimits]:
     from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - only a daemon with a disk tier needs it
 
     store = SsdStore(Path(table.directory), table.bytes, arena, direct=table.direct_io, thread_count=table.threads)
-    return store, TierLimits(table.reads_in_flight_max, table.writes_in_flight_max, table.transfer_s_max)
+    return store, TierLimits(
+        table.reads_in_flight_max, table.writes_in_flight_max, table.bytes_in_flight_max, table.transfer_s_max
+    )
 
 
 def _s3(table: S3Table, arena: Arena, listener: Callable[[bool, str], None]) -> tuple[TierStore, TierLimits]:
@@ -48,7 +50,7 @@ def _s3(table: S3Table, arena: Arena, listener: Callable[[bool, str], None]) -> 
 
     transfer_s_max = table.operation_timeout_s + table.connect_timeout_s + table.read_timeout_s + BACKSTOP_S
     return S3Store(s3_config(table), arena, listener), TierLimits(
-        table.reads_in_flight_max, table.writes_in_flight_max, transfer_s_max
+        table.reads_in_flight_max, table.writes_in_flight_max, table.bytes_in_flight_max, transfer_s_max
     )
 
 

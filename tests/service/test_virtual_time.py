@@ -79,7 +79,7 @@ class World:
         self.engine = Engine(self.planner, loop, loop.now_ns)
         self.sessions = Sessions(self.engine, self.config.limits)
         self.store = FakeStore(FakeRecords(64 << 20), arena, self.plan)
-        limits = TierLimits(2, 2, transfer_s_max=30.0)
+        limits = TierLimits(2, 2, bytes_in_flight_max=1, transfer_s_max=30.0)
         self.executor = Executor(self.engine, self.sessions, self.lanes, {Tier.SSD: (self.store, limits)}, loop)
         requests = Requests(self.engine, self.sessions, self.config.limits, (Tier.DRAM, Tier.SSD), loop)
         listener = socket_file.listen(str(path), 0o600)
