@@ -121,7 +121,7 @@ class Copies:
                 batch.faults[at] = batch.faults[at] or fault
         batch.copied_bytes += len(copied) * task.block_bytes
         if copied:
-            batch.ticket.note_copied(copied, task.chunks)
+            batch.ticket.note_copied(copied, list(task.chunks))
         batch.tasks_left -= 1
         if not batch.tasks_left:
             results = [
