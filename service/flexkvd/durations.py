@@ -11,7 +11,7 @@ DURATION_BOUNDS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.
 
 
 class Durations:
-    """A histogram. `counts[i]` is of durations up to `DURATION_BOUNDS_S[i]` and above the bound before; the last: all above."""
+    """A histogram: `counts[i]` are above bound i-1 and not above bound i of DURATION_BOUNDS_S; the last have no bound."""
 
     __slots__ = ("counts", "total_s")
 

@@ -185,8 +185,8 @@ def _result(link: str, s_max: float, move: StartMove, task: asyncio.Task[int] | 
     except asyncio.CancelledError:
         if not late:
             return TransferResult(move.transfer, Fault.DOWN, detail="the daemon is stopping")
-        limit = f"within {s_max:g} s" if not move.deadline_ns else f"by its deadline, or within {s_max:g} s"
-        return TransferResult(move.transfer, Fault.LATE, detail=f"{move.kind.value} did not end {limit}")
+        detail = f"{move.kind.value} did not end within {s_max:g} s"
+        return TransferResult(move.transfer, Fault.LATE, detail=detail)
     except Exception as error:
         log.exception("a bug while a transfer ran on %s", link, exc_info=error)
         return TransferResult(move.transfer, Fault.INTERNAL, detail="a bug; see the daemon's log")

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from flexkv_py.core.messages import MoveKind, Priority, StartMove
-from flexkvd.deadlines import Deadlines
+from flexkv_py.core.messages import Priority, StartMove
 from flexkvd.durations import Durations
 
 STARTS_PER_TURN_MAX = 4
@@ -41,9 +40,9 @@ class Running:
 
     move: StartMove
     bytes: int
-    tick: int = 0
+    due_s: float
+    task: asyncio.Task[int]
     late: bool = False
-    task: asyncio.Task[int] | None = None
 
 
 Carry = Callable[[StartMove], Coroutine[Any, Any, int]]
@@ -56,8 +55,8 @@ Ended = Callable[[StartMove, "asyncio.Task[int] | None", bool], None]
 class Link:
     """Carries moves in order of priority, then of arrival, within its limits.
 
-    A promotion that a load waits for ends at the load's deadline if that comes before the link's own
-    limit; one whose deadline is over before its turn is not begun at all.
+    A move whose deadline passes before its turn is not begun at all. One that has begun runs to its end, or
+    to the link's limit: others may want it by then.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class Link:
         self._now_ns = now_ns
         self._waiting: list[tuple[Priority, int, int, StartMove]] = []  # priority, order, submitted at (ns), move
         self._order = itertools.count()
-        self._running: set[Running] = set()
-        self._deadlines: Deadlines[Running] = Deadlines(loop, _stop)
+        self._running: dict[Running, None] = {}  # in the order they began, and so of their ends' limits
+        self._timer: asyncio.TimerHandle | None = None  # none is set while nothing runs for long
         self._start_soon = False  # whether `_start_next` runs in the next turn of the loop
 
     @property
@@ -124,31 +123,32 @@ class Link:
     def _start(self, submitted_ns: int, move: StartMove) -> None:
         now_ns = self._now_ns()
         self.queue_time.add((now_ns - submitted_ns) / 1e9)
+        if 0 < move.deadline_ns <= now_ns:
+            self.dropped += 1
+            self._tell_ended(move, None, True)
+            return
         due_s = self._loop.time() + self._limits.transfer_s_max
-        if move.deadline_ns and move.kind is MoveKind.PROMOTE:
-            if move.deadline_ns <= now_ns:
-                self.dropped += 1
-                self._tell_ended(move, None, True)
-                return
-            due_s = min(due_s, move.deadline_ns / 1e9)
-        running = Running(move, sum(move.chunk_bytes))
-        self._running.add(running)
-        self.running_bytes += running.bytes
-        running.tick = self._deadlines.add(running, due_s)
-        running.task = self._loop.create_task(self._carry(move))
+        running = Running(move, sum(move.chunk_bytes), due_s, self._loop.create_task(self._carry(move)))
         running.task.add_done_callback(partial(self._ended, running))
+        self._running[running] = None
+        self.running_bytes += running.bytes
+        if self._timer is None:  # one of the loop's for all: each its own would cost more than the rest of this
+            self._timer = self._loop.call_at(due_s, self._look, due_s)
 
     def _ended(self, running: Running, task: asyncio.Task[int]) -> None:
-        self._running.remove(running)
+        del self._running[running]
         self.running_bytes -= running.bytes
-        self._deadlines.remove(running, running.tick)
         self._tell_ended(running.move, task, running.late)
         if self._waiting:
             self._look_soon()
 
-
-def _stop(running: Running) -> None:
-    """Its time is over. The store lets go of the frames before the task ends."""
-    assert running.task is not None
-    running.late = True
-    running.task.cancel()
+    def _look(self, now_s: float) -> None:
+        """Stop what is late, each once; its store lets go of the frames before its task ends."""
+        self._timer = None
+        for running in self._running:
+            if running.due_s > now_s and not running.late:
+                self._timer = self._loop.call_at(running.due_s, self._look, running.due_s)
+                return
+            if not running.late:
+                running.late = True
+                running.task.cancel()
