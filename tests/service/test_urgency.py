@@ -34,13 +34,14 @@ class WatchedArena(Arena):
         super().__init__(*arguments, **options)
         self.order: list[int] = []
         self.stop_at = -1
-        self.stopped, self.gate = threading.Event(), threading.Event()
+        self.gate = threading.Event()
+        self.on_stopped: Callable[[], object] = lambda: None
 
     def view(self, frame: int, length: int) -> memoryview:
         if threading.current_thread().name.startswith("copy-lane"):
             self.order.append(frame)
             if len(self.order) == self.stop_at:
-                self.stopped.set()
+                self.on_stopped()
                 assert self.gate.wait(10)
         return super().view(frame, length)
 
@@ -83,9 +84,11 @@ def test_a_flood_of_saves_delays_a_load_by_one_chunk(tmp_path: Path) -> None:
                 arena.gate.set()
 
         world.lanes.start = watch  # type: ignore[method-assign]
+        stopped = asyncio.Event()
+        arena.on_stopped = lambda: world.loop.call_soon_threadsafe(stopped.set)
         arena.stop_at = len(arena.order) + 5
         flood = await peer.save(keys(1000, 40))
-        assert await asyncio.to_thread(arena.stopped.wait, 10)
+        await stopped.wait()
         opened = await peer.ask(Load(0, keys(1, 1), pages(1), 1, deadline_ms=60_000))
         assert (await peer.end(opened.ticket)).outcomes == ["loaded"]
         assert (await peer.end(flood)).outcomes == ["stored"] * 40
