@@ -99,7 +99,7 @@ class Operator:
         parts = self._parts
         counters, facts = _nested(parts.planner.counters), parts.planner.snapshot()
         links = {(link.name,): link for link in parts.executor.links.values()}
-        on_core_s, queued_s = parts.lag.core_times()
+        on_core_ns, queued_ns = parts.lag.core_times()
         return {
             **{each.name: _labelled(counters.get(each.of, {})) for each in PLANNER_COUNTERS},
             **{each.name: {(tier,): tiers[each.of] for tier, tiers in facts["tiers"].items()} for each in TIER_GAUGES},
@@ -117,8 +117,8 @@ class Operator:
             "flexkv_connections": {(): parts.server.connections},
             "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
             "flexkv_events_total": {(): parts.engine.events},
-            "flexkv_loop_cpu_seconds_total": {(): on_core_s},
-            "flexkv_loop_queued_seconds_total": {(): queued_s},
+            "flexkv_loop_cpu_seconds_total": {(): on_core_ns / 1e9},
+            "flexkv_loop_queued_seconds_total": {(): queued_ns / 1e9},
             "flexkv_ready": {(): parts.readiness.ready},
         }
 

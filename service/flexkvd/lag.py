@@ -28,6 +28,12 @@ class _Times(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in ("period_s", "period_ns", "first_s", "first_ns"))
 
 
+def core_times(pid: int, thread: int) -> tuple[int, int]:
+    """Nanoseconds a thread ran on a core, and those it was ready to run and had none (proc(5), schedstat)."""
+    running, queued, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+    return int(running), int(queued)
+
+
 class LagProbe:
     """Measures from its making until `close`. Made on the loop's thread."""
 
@@ -43,10 +49,9 @@ class LagProbe:
         self._arm()
         loop.add_reader(self._timer, self._expired)
 
-    def core_times(self) -> tuple[float, float]:
-        """Seconds the loop's thread ran on a core, and those it was ready and had none (schedstat of proc(5))."""
-        fields = Path(f"/proc/self/task/{self._thread}/schedstat").read_text().split()
-        return int(fields[0]) / _SECOND_NS, int(fields[1]) / _SECOND_NS
+    def core_times(self) -> tuple[int, int]:
+        """`core_times` of the loop's thread."""
+        return core_times(os.getpid(), self._thread)
 
     def close(self) -> None:
         self._loop.remove_reader(self._timer)

@@ -17,9 +17,9 @@ def test_a_loop_that_is_held_up_shows_it() -> None:
         await asyncio.sleep(0.25)
         time.sleep(0.3)  # noqa: ASYNC251 - this is the hold-up
         await asyncio.sleep(0.15)
-        on_core_s, queued_s = probe.core_times()
-        assert on_core_s > 0
-        assert queued_s >= 0
+        on_core_ns, queued_ns = probe.core_times()
+        assert on_core_ns > 0
+        assert queued_ns >= 0
         probe.close()
         return probe
 

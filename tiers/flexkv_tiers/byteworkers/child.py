@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import BinaryIO, NoReturn
 
 import msgspec
@@ -64,8 +65,9 @@ def serve(open_handler: Callable[[bytes, Arena], Handler]) -> NoReturn:
     """
     channel, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
-    os.nice(NICENESS)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it does not push the loop off its core
+    with suppress(PermissionError):  # a container may forbid it; nothing depends on it
+        os.nice(NICENESS)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it pushes nobody off a core
     _Server(socket.socket(fileno=channel)).run(open_handler)
     # At once, whatever the threads are in: the daemon is gone or has asked for it, and no one reads results.
     os._exit(0)
