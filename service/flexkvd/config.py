@@ -119,6 +119,13 @@ class SsdTable:
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)
     reads_in_flight_max: int = key(Kind.COUNT, "Blocks read at the same time.", 8, low=1, high=256)
     writes_in_flight_max: int = key(Kind.COUNT, "Blocks written at the same time.", 4, low=1, high=256)
+    bytes_in_flight_max: int = key(
+        Kind.SIZE,
+        "Small blocks go beyond these numbers, as long as less than this is being read, or written.",
+        8 * MIB,
+        low=64 * KIB,
+        high=GIB,
+    )
     transfer_s_max: float = key(Kind.NUMBER, "A read or write that takes longer has failed.", 30.0, low=0.1, high=3600)
     codec: str = key(
         Kind.TEXT,
@@ -178,6 +185,13 @@ class S3Table:
     reads_in_flight_max: int = key(Kind.COUNT, "Objects read at the same time.", 16, low=1, high=1024)
     writes_in_flight_max: int = key(
         Kind.COUNT, "Blocks written at the same time; what comes together can share an object.", 64, low=1, high=1024
+    )
+    bytes_in_flight_max: int = key(
+        Kind.SIZE,
+        "Small blocks go beyond these numbers, as long as less than this is being read, or written.",
+        16 * MIB,
+        low=64 * KIB,
+        high=GIB,
     )
     connect_timeout_s: float = key(Kind.NUMBER, "Longest wait for a connection.", 3.0, low=0.01, high=600)
     read_timeout_s: float = key(Kind.NUMBER, "Longest wait for the next bytes.", 10.0, low=0.01, high=600)

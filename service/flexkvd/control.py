@@ -13,6 +13,7 @@ import flexkv_py
 from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import BlockKey
+from flexkvd.durations import Durations
 from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, S3_FAMILIES, TIER_GAUGES, Metrics, Samples
 from flexkvd.parts import Parts
 
@@ -99,6 +100,7 @@ class Operator:
         parts = self._parts
         counters, facts = _nested(parts.planner.counters), parts.planner.snapshot()
         links = {(link.name,): link for link in parts.executor.links.values()}
+        on_core_ns, queued_ns = parts.lag.core_times()
         return {
             **{each.name: _labelled(counters.get(each.of, {})) for each in PLANNER_COUNTERS},
             **{each.name: {(tier,): tiers[each.of] for tier, tiers in facts["tiers"].items()} for each in TIER_GAUGES},
@@ -110,12 +112,24 @@ class Operator:
             },
             "flexkv_link_waiting": {name: link.waiting for name, link in links.items()},
             "flexkv_link_running": {name: link.running for name, link in links.items()},
+            "flexkv_link_running_bytes": {name: link.running_bytes for name, link in links.items()},
+            "flexkv_link_dropped_total": {name: link.dropped for name, link in links.items()},
             "flexkv_request_errors_total": _labelled(parts.server.failures),
             "flexkv_connections": {(): parts.server.connections},
             "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
             "flexkv_events_total": {(): parts.engine.events},
+            "flexkv_loop_cpu_seconds_total": {(): on_core_ns / 1e9},
+            "flexkv_loop_queued_seconds_total": {(): queued_ns / 1e9},
             "flexkv_ready": {(): parts.readiness.ready},
             **_s3_samples(parts.stores[Tier.S3][0].status() if Tier.S3 in parts.stores else None),
+        }
+
+    def durations(self) -> Mapping[str, Mapping[tuple[str, ...], Durations]]:
+        """Values of `metrics.DURATIONS`."""
+        parts = self._parts
+        return {
+            "flexkv_link_queue_seconds": {(link.name,): link.queue_time for link in parts.executor.links.values()},
+            "flexkv_loop_lag_seconds": {(): parts.lag.lag},
         }
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAG_S = 1.0
-"""How often the loop's lag is measured."""
 DRAIN_LOOK_S = 0.02
 API_SOCKET_MODE = 0o600
 
@@ -111,7 +109,6 @@ class Daemon:
             self._spawn(read_in(tier, store, parts.engine, parts.readiness))
         if self._config.api.socket or self._config.api.host:
             self._spawn(self._serve_api(api_token))
-        self._spawn(self._measure_lag())
         self._loop.call_soon(parts.readiness.end, "start")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -139,12 +136,6 @@ class Daemon:
             server = module.ApiServer(module.make_app(self.operator, token))
             log.info("serves the REST API on %s", f"{table.host}:{table.port}" if table.host else table.socket)
             await server.run_on(listener)
-
-    async def _measure_lag(self) -> None:
-        while True:
-            due = self._loop.time() + LAG_S
-            await asyncio.sleep(LAG_S)
-            self.operator.metrics.loop_lagged(max(0.0, self._loop.time() - due))
 
     # ----------------------------------------------------------------- events
 

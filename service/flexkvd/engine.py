@@ -22,7 +22,8 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 
 log = logging.getLogger(__name__)
 
-RESULTS_PER_EVENT_MAX = 1024
+RESULTS_PER_TURN_MAX = 8
+"""Ends of transfers handled in one turn of the loop: whoever pings waits for a whole turn, so turns are kept short."""
 TIMER_MIN_NS = 500_000
 """Deadlines need no finer grain; a planner whose deadline has just passed must not spin the loop."""
 
@@ -82,7 +83,7 @@ class Engine:
         self._set_timer()
 
     def finish(self, result: TransferResult) -> None:
-        """Note that a transfer ended; all that end in one turn of the loop make one event."""
+        """Note that a transfer ended; those that end in one turn of the loop make one event, or a few."""
         if not self._results:
             self._loop.call_soon(self._flush)
         self._results.append(result)
@@ -110,11 +111,11 @@ class Engine:
                 handlers[type(instruction)](instruction)
 
     def _flush(self) -> None:
-        results, self._results = self._results, []
-        if self._closed:
-            return
-        for start in range(0, len(results), RESULTS_PER_EVENT_MAX):
-            self.post(TransfersFinished(results[start : start + RESULTS_PER_EVENT_MAX], self.now_ns()))
+        results, self._results = self._results[:RESULTS_PER_TURN_MAX], self._results[RESULTS_PER_TURN_MAX:]
+        if self._results:
+            self._loop.call_soon(self._flush)
+        if not self._closed:
+            self.post(TransfersFinished(results, self.now_ns()))
 
     def _set_timer(self) -> None:
         deadline = self.planner.next_deadline_ns()

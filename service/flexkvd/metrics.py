@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from flexkv_py.core.messages import TicketKind
+from flexkvd.durations import Durations
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,19 @@ SHELL_FAMILIES = (
     Family("flexkv_damaged_at_start_total", "counter", "Damaged records met at start and left out.", ("tier",)),
     Family("flexkv_link_waiting", "gauge", "Moves that wait for their turn on a link.", ("link",)),
     Family("flexkv_link_running", "gauge", "Moves that run on a link.", ("link",)),
+    Family("flexkv_link_running_bytes", "gauge", "Bytes of the moves that run on a link.", ("link",)),
+    Family(
+        "flexkv_link_dropped_total",
+        "counter",
+        "Moves that were never begun, because their deadline passed while they waited.",
+        ("link",),
+    ),
     Family("flexkv_request_errors_total", "counter", "Coded errors sent to workers.", ("code",)),
     Family("flexkv_connections", "gauge", "Open connections, greeted or not."),
     Family("flexkv_arena_populated_bytes", "gauge", "How much of the arena is populated."),
     Family("flexkv_events_total", "counter", "Events the planner handled."),
+    Family("flexkv_loop_cpu_seconds_total", "counter", "Time the event loop's thread ran on a core."),
+    Family("flexkv_loop_queued_seconds_total", "counter", "Time it was ready to run and no core was free."),
     Family("flexkv_ready", "gauge", "1 when /readyz answers 200."),
 )
 S3_FAMILIES = (
@@ -98,20 +107,31 @@ S3_FAMILIES = (
     Family("flexkv_s3_process_deaths_total", "counter", "Byte workers that died."),
 )
 """Without samples where there is no S3 tier."""
-HISTOGRAMS = (
-    Family("flexkv_ticket_seconds", "histogram", "Time from a ticket's opening to its end.", ("kind",)),
-    Family("flexkv_loop_lag_seconds", "histogram", "How late the event loop runs a timer."),
+TICKET_SECONDS = Family("flexkv_ticket_seconds", "histogram", "Time from a ticket's opening to its end.", ("kind",))
+DURATIONS = (
+    Family("flexkv_link_queue_seconds", "histogram", "Time a move waited for its turn on a link.", ("link",)),
+    Family("flexkv_loop_lag_seconds", "histogram", "How late the event loop comes to what is ready."),
 )
-FAMILIES = (*PLANNER_COUNTERS, *TIER_GAUGES, *PLANNER_GAUGES, *SHELL_FAMILIES, *S3_FAMILIES, *HISTOGRAMS)
+FAMILIES = (
+    *PLANNER_COUNTERS,
+    *TIER_GAUGES,
+    *PLANNER_GAUGES,
+    *SHELL_FAMILIES,
+    *S3_FAMILIES,
+    TICKET_SECONDS,
+    *DURATIONS,
+)
 
 Samples = Mapping[Any, float]
 """Values by a tuple of label values."""
 
 
 class Source(Protocol):
-    """Where the values come from: samples by label values, for every family but the histograms."""
+    """Where the values come from, by label values: samples of counters and gauges, and DURATIONS."""
 
     def samples(self) -> Mapping[str, Samples]: ...
+
+    def durations(self) -> Mapping[str, Mapping[tuple[str, ...], Durations]]: ...
 
 
 class Metrics(Collector):
@@ -122,18 +142,14 @@ class Metrics(Collector):
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a start time per series is noise here
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        tickets, lag = HISTOGRAMS
+        tickets = TICKET_SECONDS
         ticket_seconds = Histogram(
             tickets.name, tickets.help, tickets.labels, buckets=LATENCY_BUCKETS_S, registry=self._registry
         )
         self._ticket_seconds = {kind: ticket_seconds.labels(kind.value) for kind in TicketKind}
-        self._lag = Histogram(lag.name, lag.help, buckets=LAG_BUCKETS_S, registry=self._registry)
 
     def ticket_ended(self, kind: TicketKind, seconds: float) -> None:
         self._ticket_seconds[kind].observe(seconds)
-
-    def loop_lagged(self, seconds: float) -> None:
-        self._lag.observe(seconds)
 
     def text(self) -> bytes:
         """The Prometheus text format."""
@@ -151,3 +167,9 @@ class Metrics(Collector):
                 for labels, value in samples[family.name].items():
                     metric.add_metric(labels, value)
                 yield metric
+        measured = self._source.durations()
+        for family in DURATIONS:
+            histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+            for labels, durations in measured[family.name].items():
+                histogram.add_metric(labels, durations.cumulative(), durations.total_s)
+            yield histogram

@@ -24,6 +24,7 @@ from flexkvd.codecs import Codecs
 from flexkvd.config import Config, planner_config, read_token
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
+from flexkvd.lag import LagProbe
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
 from flexkvd.server import Gate, Server
@@ -48,6 +49,7 @@ class Parts:
     lanes: CpuLanes
     stores: Stores
     readiness: Readiness
+    lag: LagProbe
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -62,6 +64,8 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     stack.callback(arena.close)
     lanes = CpuLanes(arena, threads=dram.copy_threads, bytes_in_flight_max=dram.copies_in_flight_bytes_max)
     stack.callback(lanes.close)
+    lag = LagProbe(loop)
+    stack.callback(lag.close)
     planner = Planner(told)
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
@@ -83,4 +87,4 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, Readiness())
+    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, Readiness(), lag)

@@ -55,7 +55,9 @@ def _ssd(
         depth=table.threads,
         codec=codec,
     )
-    return store, TierLimits(table.reads_in_flight_max, table.writes_in_flight_max, table.transfer_s_max)
+    return store, TierLimits(
+        table.reads_in_flight_max, table.writes_in_flight_max, table.bytes_in_flight_max, table.transfer_s_max
+    )
 
 
 def _s3(table: S3Table, arena: Arena, codec: TierCodec | None, listener: StoreListener) -> tuple[TierStore, TierLimits]:
@@ -63,7 +65,7 @@ def _s3(table: S3Table, arena: Arena, codec: TierCodec | None, listener: StoreLi
 
     transfer_s_max = table.operation_timeout_s + table.connect_timeout_s + table.read_timeout_s + BACKSTOP_S
     return S3Store(s3_config(table), arena, listener, codec), TierLimits(
-        table.reads_in_flight_max, table.writes_in_flight_max, transfer_s_max
+        table.reads_in_flight_max, table.writes_in_flight_max, table.bytes_in_flight_max, transfer_s_max
     )
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexkvd.executor import TOGETHER_BYTES_MAX, chunks_together
+from flexkvd.copies import TOGETHER_BYTES_MAX, chunks_together
 
 KIB = 1024
 

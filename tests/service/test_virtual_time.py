@@ -61,7 +61,9 @@ WINDOW_BLOCKS = 64
 class World:
     """A daemon's parts and one greeted client with a window of blocks, all on one virtual loop."""
 
-    def __init__(self, path: Path, stack: AsyncExitStack, loop: VirtualLoop) -> None:
+    def __init__(
+        self, path: Path, stack: AsyncExitStack, loop: VirtualLoop, make_arena: Callable[..., Arena] = Arena
+    ) -> None:
         self.loop, self.path, self.plan = loop, path, FaultPlan()
         self.config: Config = parse_config(
             {
@@ -70,7 +72,7 @@ class World:
                 "planner": {"clean_ahead": 0.0},
             }
         )
-        arena = Arena(SEGMENT_BYTES, 1, huge_pages=False)
+        arena = make_arena(SEGMENT_BYTES, 1, huge_pages=False)
         stack.callback(arena.close)
         self.lanes = CpuLanes(arena, threads=1)
         stack.callback(self.lanes.close)
@@ -79,7 +81,7 @@ class World:
         self.engine = Engine(self.planner, loop, loop.now_ns)
         self.sessions = Sessions(self.engine, self.config.limits)
         self.store = FakeStore(FakeRecords(64 << 20), arena, self.plan)
-        limits = TierLimits(2, 2, transfer_s_max=30.0)
+        limits = TierLimits(2, 2, bytes_in_flight_max=1, transfer_s_max=30.0)
         self.executor = Executor(self.engine, self.sessions, self.lanes, {Tier.SSD: (self.store, limits)}, loop)
         requests = Requests(self.engine, self.sessions, self.config.limits, (Tier.DRAM, Tier.SSD), (), loop)
         listener = socket_file.listen(str(path), 0o600)
@@ -124,8 +126,8 @@ class Peer:
         socket.send_fds(self._socket, [encode(message)], list(descriptors))
         return await reply
 
-    async def save(self, keys: bytes, *, deadline_ms: int = 10_000, ack: str = "dram") -> int:
-        opened = await self.ask(Save(0, keys, pages(len(keys) // 16), 1, deadline_ms=deadline_ms, ack=ack))
+    async def save(self, keys: bytes, *, deadline_ms: int = 10_000, ack: str = "dram", memory: int = 1) -> int:
+        opened = await self.ask(Save(0, keys, pages(len(keys) // 16), memory, deadline_ms=deadline_ms, ack=ack))
         assert isinstance(opened, Opened)
         return opened.ticket
 

@@ -17,6 +17,7 @@ import pytest
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers import ByteWorker
+from flexkv_tiers.byteworkers.child import NICENESS
 from flexkv_tiers.byteworkers.worker import RESPAWN_DELAY_S_MAX, patient_threads, respawn_delay_s
 from flexkv_tiers.memory import Arena
 from tests.tiers.patient_worker import FRAME_BYTES, Scribble
@@ -262,6 +263,19 @@ def test_respawn_delays_grow_to_a_limit():
     assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
     assert delays == sorted(delays)
     assert delays[-1] == RESPAWN_DELAY_S_MAX
+
+
+def test_the_child_lets_the_daemon_run_first(arena):
+    """It is nicer than its daemon, and does not take a core from anybody by waking up."""
+
+    async def scene():
+        async with running(arena) as worker:
+            await replies_of(worker, Scribble())
+            nicer = os.getpriority(os.PRIO_PROCESS, worker.pid) - os.getpriority(os.PRIO_PROCESS, 0)
+            assert nicer == min(NICENESS, 19 - os.getpriority(os.PRIO_PROCESS, 0))
+            assert os.sched_getscheduler(worker.pid) == os.SCHED_BATCH
+
+    asyncio.run(scene())
 
 
 def test_the_child_outlives_signals_meant_for_the_daemon(arena):

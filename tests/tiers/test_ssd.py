@@ -23,7 +23,6 @@ from tests.tiers.contract import (
     block,
     drain,
     fault_of_read,
-    fault_or_location,
     opened,
     places_of,
     write_all,

@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import BinaryIO, NoReturn
 
 import msgspec
@@ -23,6 +24,9 @@ import msgspec
 from flexkv_tiers.byteworkers.framing import HEAD_BYTES, Head, Opening, Verb, pack_frame, parse_head
 from flexkv_tiers.memory import Arena
 
+NICENESS = 5
+"""Above the daemon's: where cores are short, its loop runs first. It shares no lock with this process (its own
+threads must not be nicer than the loop: one of them may hold the GIL and have no core)."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,6 +65,9 @@ def serve(open_handler: Callable[[bytes, Arena], Handler]) -> NoReturn:
     """
     channel, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
+    with suppress(PermissionError):  # a container may forbid it; nothing depends on it
+        os.nice(NICENESS)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it pushes nobody off a core
     _Server(socket.socket(fileno=channel)).run(open_handler)
     # At once, whatever the threads are in: the daemon is gone or has asked for it, and no one reads results.
     os._exit(0)

@@ -58,7 +58,7 @@ def pack_frame(verb: Verb, call: int, body: bytes = b"") -> bytes:
     return _HEAD.pack(len(body), call, verb) + body
 
 
-def parse_head(raw: bytes) -> Head:
+def parse_head(raw: bytes | bytearray) -> Head:
     """Both ends are ours: a head that does not parse is a bug, not bad input."""
     length, call, verb = _HEAD.unpack(raw)
     assert length <= BODY_BYTES_MAX

@@ -12,14 +12,16 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any, cast
 
 import msgspec
 
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.byteworkers.framing import HEAD_BYTES, Opening, Verb, pack_frame, parse_head
+from flexkv_tiers.byteworkers.framing import HEAD_BYTES, Head, Opening, Verb, pack_frame, parse_head
 
 RESPAWN_DELAY_S_MIN = 0.1
 RESPAWN_DELAY_S_MAX = 5.0
@@ -108,18 +110,21 @@ class ByteWorker:
             self.running -= 1
 
     async def _replies(self, child: _Child, request: bytes, deadline: float) -> AsyncGenerator[bytes, None]:
-        loop = asyncio.get_running_loop()
         call = child.begin(request)
-        timers = [loop.call_at(deadline, child.stop, call), loop.call_at(deadline + self._let_go_s, child.kill)]
+        call.set_timer(deadline, self._expired, child, call)
         try:
-            while (reply := await call.replies.get()) is not None:
-                yield reply
+            while await call.more():
+                while call.replies:
+                    yield call.replies.popleft()
             call.ended.result()  # raises why, if it failed
         finally:
             child.stop(call)
             await _outlive(call.ended)
-            for timer in timers:
-                timer.cancel()
+            call.cancel_timer()
+
+    def _expired(self, child: _Child, call: _Call) -> None:
+        child.stop(call)
+        call.set_timer(asyncio.get_running_loop().time() + self._let_go_s, child.kill)
 
     @asynccontextmanager
     async def _slot(self, deadline: float, *, patient: bool) -> AsyncIterator[None]:
@@ -131,16 +136,20 @@ class ByteWorker:
 
     async def _claim(self, slots: asyncio.Semaphore, deadline: float) -> None:
         try:
-            async with asyncio.timeout_at(deadline):
-                await slots.acquire()
+            if slots.locked():
+                async with asyncio.timeout_at(deadline):
+                    await slots.acquire()
+            else:
+                await slots.acquire()  # at once
         except TimeoutError:
             busy = f"all {self._opening.threads} threads of {self._module} stayed busy within the deadline"
             raise TierFault(Fault.LATE, busy) from None
 
     async def _living_child(self, deadline: float) -> _Child:
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._changed.wait()
+            if not self._changed.is_set():
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
         except TimeoutError:
             raise TierFault(Fault.LATE, f"{self._module} died and was not up again within the deadline") from None
         if self._child is None or self._closing.is_set():
@@ -154,7 +163,7 @@ class ByteWorker:
             born = loop.time()
             try:
                 child = self._child or await self._spawn()
-                await child.deliver()
+                await child.gone
             except Exception as error:  # no process to be had, or one that talks nonsense
                 loop.call_exception_handler({"message": f"byte worker {self._module}", "exception": error})
             if self._child is not None:
@@ -183,10 +192,32 @@ class ByteWorker:
 class _Call:
     """One call in flight: its replies so far, and whether its frames are free."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
-        self.replies: asyncio.Queue[bytes | None] = asyncio.Queue()  # bounded by the chunks of a block
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.replies: deque[bytes] = deque()  # bounded by the chunks of a block
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._waiting: asyncio.Future[None] | None = None  # whoever waits for the next reply or the end
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def more(self) -> bool:
+        """Wait for replies; False when there are none and the call has ended."""
+        if not self.replies and not self.ended.done():
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        return bool(self.replies)
+
+    def add(self, reply: bytes) -> None:
+        self.replies.append(reply)
+        self._wake()
+
+    def set_timer(self, at_s: float, function: Callable[..., None], *arguments: Any) -> None:
+        """One at a time."""
+        self._timer = self._loop.call_at(at_s, function, *arguments)
+
+    def cancel_timer(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
 
     def end(self, error: Exception | None) -> None:
         if error is None:
@@ -194,19 +225,23 @@ class _Call:
         else:
             self.ended.set_exception(error)
             self.ended.exception()  # a caller that left early never looks at it
-        self.replies.put_nowait(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
-class _Child:
-    """One life of the child process."""
+class _Child(asyncio.Protocol):
+    """One life of the child process. `gone` ends with its end of the socket, or with what was wrong with its frames."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.process = process
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
         self._pidfd = os.pidfd_open(process.pid)
-        self._reader = reader
-        self._writer = writer
+        self._transport: asyncio.WriteTransport
+        self._received = bytearray()  # less than a frame
         self._calls: dict[int, _Call] = {}  # calls whose frames the child may still touch
         self._next = 0
 
@@ -215,51 +250,70 @@ class _Child:
         ours, theirs = socket.socketpair()
         with theirs:
             process = _exec(module, theirs.fileno(), opening.segment_fds)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        writer.write(pack_frame(Verb.OPEN, 0, msgspec.msgpack.encode(opening)))
-        return cls(process, reader, writer)
+        loop = asyncio.get_running_loop()
+        child = cls(process, loop)
+        await loop.create_unix_connection(lambda: child, sock=ours)
+        child._transport.write(pack_frame(Verb.OPEN, 0, msgspec.msgpack.encode(opening)))
+        return child
 
     def begin(self, request: bytes) -> _Call:
         self._next = self._next % _CALL_NUMBER_MAX + 1
         assert self._next not in self._calls
-        call = self._calls[self._next] = _Call(self._next)
-        self._writer.write(pack_frame(Verb.CALL, call.number, request))
+        call = self._calls[self._next] = _Call(self._next, self._loop)
+        self._transport.write(pack_frame(Verb.CALL, call.number, request))
         return call
 
     def stop(self, call: _Call) -> None:
-        if call.number in self._calls and not self._writer.is_closing():
-            self._writer.write(pack_frame(Verb.STOP, call.number))
+        if call.number in self._calls and not self._transport.is_closing():
+            self._transport.write(pack_frame(Verb.STOP, call.number))
 
     def kill(self) -> None:
         self.process.kill()
 
-    async def deliver(self) -> None:
-        """Hand replies to their calls until the child's end of the socket is closed."""
-        while True:
-            try:
-                head = parse_head(await self._reader.readexactly(HEAD_BYTES))
-                body = await self._reader.readexactly(head.body_bytes)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return
-            if head.verb is Verb.REPLY:
-                self._calls[head.call].replies.put_nowait(body)
-            elif head.verb is Verb.END:
-                self._calls.pop(head.call).end(None)
-            else:
-                assert head.verb is Verb.BUG
-                self._calls.pop(head.call).end(RuntimeError(f"in the byte worker:\n{body.decode()}"))
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's own class, which is none of asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on all that came in one piece: a frame each, then a wake-up for each call."""
+        received = self._received
+        received += data
+        start = 0
+        try:
+            while len(received) - start >= HEAD_BYTES:
+                head = parse_head(received[start : start + HEAD_BYTES])
+                end = start + HEAD_BYTES + head.body_bytes
+                if len(received) < end:
+                    break
+                self._take(head, bytes(received[start + HEAD_BYTES : end]))
+                start = end
+        except Exception as error:  # it talks nonsense
+            if not self.gone.done():
+                self.gone.set_exception(error)
+        del received[:start]
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - how its end closed does not matter
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    def _take(self, head: Head, body: bytes) -> None:
+        if head.verb is Verb.REPLY:
+            self._calls[head.call].add(body)
+        elif head.verb is Verb.END:
+            self._calls.pop(head.call).end(None)
+        else:
+            assert head.verb is Verb.BUG
+            self._calls.pop(head.call).end(RuntimeError(f"in the byte worker:\n{body.decode()}"))
 
     async def reaped(self) -> int:
         """Make sure the process is dead, and reap it; returns its status."""
         self.kill()
-        self._writer.close()
-        loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        loop.add_reader(self._pidfd, gone.set)
+        self._transport.close()
+        reapable = asyncio.Event()
+        self._loop.add_reader(self._pidfd, reapable.set)
         try:
-            await gone.wait()
+            await reapable.wait()
         finally:
-            loop.remove_reader(self._pidfd)
+            self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         return self.process.wait()
 

@@ -1,14 +1,13 @@
 """What every kind of copy lane promises, and the work it is given.
 
-The executor hands over one chunk of many blocks at a time, or several chunks of small ones, and awaits the
-outcome. A lane moves bytes
-and decides nothing: frames are reserved and pages checked before it hears of them.
+The daemon hands over one chunk of many blocks at a time, or several chunks of small ones, and hears of the
+outcome. A lane moves bytes and decides nothing: frames are reserved and pages checked before it hears of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -37,21 +36,29 @@ class CopyTask:
     keys: list[bytes]
     frames: list[tuple[int, ...]]
     pages: PageTable
+    block_bytes: int = field(init=False)
+    """Of all these chunks of one block."""
 
-    @property
-    def block_bytes(self) -> int:
-        """Of all these chunks of one block."""
-        return sum(self.memory.chunk_bytes[chunk] for chunk in self.chunks)
+    def __post_init__(self) -> None:
+        self.block_bytes = sum([self.memory.chunk_bytes[chunk] for chunk in self.chunks])
+
+
+Copied = Callable[[list["Fault | None"]], None]
+"""Called on the loop with one entry per block: None, or why its copy failed. It must not raise."""
 
 
 class Lanes(Protocol):
     """Copies to and from one kind of device. Called from one event loop, whose thread also closes it."""
 
-    async def copy(self, task: CopyTask, priority: Priority) -> list[Fault | None]:
-        """Copy, and return one entry per block: None, or why it failed. Never raises for a bad copy.
+    def start(self, task: CopyTask, priority: Priority, copied: Copied) -> None:
+        """Copy in the background, more urgent work first, and call `copied` once: at once when closed or empty.
 
-        Cancelling the caller does not cancel the copy: it runs to its end, and `fence` waits for it.
+        A chunk that has begun is copied to its end; the next one waits for anything more urgent.
         """
+        ...
+
+    async def copy(self, task: CopyTask, priority: Priority) -> list[Fault | None]:
+        """`start` for who would rather wait. Cancelling the caller does not end the copy: `fence` waits for it."""
         ...
 
     def running(self, memory: WorkerMemory) -> int:
