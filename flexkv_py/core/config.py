@@ -33,9 +33,12 @@ class PlannerConfig:
     tickets_per_session_max: int = 1024
     leases_per_session_max: int = 1024
     allocation_waiters_max: int = 65536
-    demotions_in_flight_max: int = 16
-    promotions_in_flight_max: int = 64
-    flush_in_flight_max: int = 16
+    demotions_in_flight_max: int = 1024
+    demotion_bytes_in_flight_max: int = 64 << 20
+    """Into one tier. Small blocks need many on their way to fill a link, large ones few."""
+    promotions_in_flight_max: int = 1024
+    promotion_bytes_in_flight_max: int = 256 << 20
+    flush_in_flight_max: int = 1024
     demotion_faults_max: int = 2
     """A block whose demotion failed so often may leave DRAM without a copy below."""
     story_events_max: int = 65536

@@ -82,13 +82,13 @@ def source_below(state: State, block: Block, tier: Tier = Tier.DRAM) -> Copy | N
     return None
 
 
-def write_may_start(state: State, level: Level) -> bool:
-    """Whether another demotion may be handed to this tier now.
+def write_may_start(state: State, level: Level, block: Block) -> bool:
+    """Whether this block's demotion may be handed to the tier now.
 
     Not to an SSD whose recovery still runs: a block written anew before its old record is met would
     lie there twice.
     """
     if level.recovering and level.tier is Tier.SSD:
         return False
-    writes_max = 1 if level.failing else state.config.demotions_in_flight_max
-    return level.up and level.writes < writes_max and level.pause_until_ns <= state.now_ns
+    fits = level.writes.count == 0 if level.failing else level.writes.takes(block.index.record_bytes)
+    return level.up and fits and level.pause_until_ns <= state.now_ns

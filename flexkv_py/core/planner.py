@@ -131,7 +131,7 @@ class Planner:
                 "capacity_bytes": frames.total_pages * 4096 if dram else level.capacity_bytes,
                 "evictable_blocks": level.policy.count + level.reclaimable.count,
                 "reclaimable_blocks": level.reclaimable.count,
-                "writes_in_flight": level.writes,
+                "writes_in_flight": level.writes.count,
             }
         return {
             "tiers": tiers,
@@ -141,8 +141,8 @@ class Planner:
             "tickets": len(state.tickets),
             "leases": len(state.lease_owner),
             "transfers": len(state.transfers),
-            "promotions_in_flight": state.promotions,
-            "loads_waiting": len(state.room_loads),
+            "promotions_in_flight": state.promotions.count,
+            "loads_waiting": len(state.room_loads) + len(state.room_prefetches),
             "saves_waiting": len(state.room_saves),
             "demands_waiting": sum(len(waiting) for waiting in state.demands.values()),
             "draining": state.draining,
@@ -155,7 +155,7 @@ class Planner:
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
-        if state.room_loads:
+        if state.room_loads or state.room_prefetches:
             serve_room_loads(state)
         serve_demands(state)
         if state.flushes:

@@ -82,7 +82,7 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
         room = make_room(state, level, block.index)
         if room is Room.NONE:
             continue
-        if room is Room.SOON or not write_may_start(state, level) or block.copy_in(level.tier) is not None:
+        if room is Room.SOON or not write_may_start(state, level, block) or block.copy_in(level.tier) is not None:
             return False
         start_demotion(state, block, level.tier, priority)
         state.tell(block.key, "demote", level.tier)
@@ -119,7 +119,7 @@ def _drop_until(state: State, level: Level, target_bytes: int) -> None:
 def stage_down(state: State, copy: Copy) -> bool:
     """Set an SSD copy aside and ask for its block in S3; False when enough are on their way."""
     waiting = state.demands[Tier.S3]
-    if len(waiting) + state.levels[Tier.S3].writes >= state.config.demotions_in_flight_max:
+    if not state.levels[Tier.S3].writes.takes(copy.block.index.record_bytes, waiting=len(waiting)):
         return False
     state.pin(copy)
     copy.block.holds += 1
@@ -138,7 +138,7 @@ def clean_ahead(state: State) -> None:
         if copy is None:
             break
         pages = copy.block.index.frame_pages * copy.block.index.chunk_count
-        on_their_way = dram.reclaimable.count + sum(level.writes for level in state.below)
+        on_their_way = dram.reclaimable.count + sum(level.writes.count for level in state.below)
         if frames.total_pages - frames.used_pages + on_their_way * pages >= goal:
             break
         if not _clean(state, dram, copy):
@@ -160,7 +160,8 @@ def _clean_ssd(state: State, ssd: Level) -> None:
     if copy is None:
         return
     record = copy.block.index.record_bytes
-    reserve = min(RESERVE_SHARE_MAX * ssd.capacity_bytes, state.config.demotions_in_flight_max * record)
+    burst = min(state.config.demotions_in_flight_max * record, state.config.demotion_bytes_in_flight_max)
+    reserve = min(RESERVE_SHARE_MAX * ssd.capacity_bytes, burst)
     _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
     if Tier.S3 not in state.levels:
         return

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
 from flexkv_py.core.config import PlannerConfig
+from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
-from flexkv_py.core.transfers import Demand, Flush, Reset, Transfer, Waiter
+from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 
 WRITE_PAUSE_NS_MIN = 50_000_000
@@ -32,21 +33,23 @@ class Level:
     once (also below, or refused there), oldest first, all of them colder than anything in `policy`.
     """
 
-    def __init__(self, tier: Tier, capacity_bytes: int, policy: str, *, recovering: bool) -> None:
+    def __init__(self, tier: Tier, capacity_bytes: int, config: PlannerConfig) -> None:
         self.tier = tier
         self.capacity_bytes = capacity_bytes  # 0 = no limit of ours
         self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
         self.dropping_bytes = 0
-        self.policy = POLICIES[policy]()
+        self.policy = POLICIES[config.policy]()
         self.reclaimable = CopyList()
         self.up = True
         self.down_reason = ""
-        self.writes = 0  # demotions into this tier in flight
+        self.writes = InFlight(config.demotions_in_flight_max, config.demotion_bytes_in_flight_max)
+        self.loading_bytes = 0  # of promotions for loads in flight from this tier
+        self.forecast = Forecast()
         self.faults_in_row = 0
         self.pause_until_ns = 0
         self.last_fault = ""
         self.full = False  # the last write found no room, whatever we counted
-        self.recovering = recovering  # not all that the last life left here is known yet
+        self.recovering = tier in config.recovers  # not all that the last life left here is known yet
         self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
         self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
 
@@ -78,8 +81,6 @@ class Level:
 
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
-        self.writes -= 1
-        assert self.writes >= 0
         self.full = result.fault is Fault.FULL
         if result.fault is None:
             self.faults_in_row = 0
@@ -99,15 +100,12 @@ class State:
         self.resets: list[Reset] = []
         self.frames = FramePool(config.segment_bytes, config.dram_segments)
         capacities = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}
-        self.levels = {
-            tier: Level(tier, capacities[tier], config.policy, recovering=tier in config.recovers)
-            for tier in config.tiers
-        }
+        self.levels = {tier: Level(tier, capacities[tier], config) for tier in config.tiers}
         self.dram = self.levels[Tier.DRAM]
         self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
         self.transfers: dict[int, Transfer] = {}
         self.transfers_made = 0
-        self.promotions = 0
+        self.promotions = InFlight(config.promotions_in_flight_max, config.promotion_bytes_in_flight_max)
         self.waiters: dict[Copy, list[Waiter]] = {}  # who wants to hear when a FILLING copy ends
         self.dropped: dict[Copy, None] = {}  # detached: failed fills still read, second records
         self.sessions: dict[int, Session] = {}
@@ -115,6 +113,7 @@ class State:
         self.lease_owner: dict[int, int] = {}
         self.tickets: dict[int, Ticket] = {}
         self.room_loads: deque[tuple[Ticket, int]] = deque()
+        self.room_prefetches: deque[tuple[Ticket, int]] = deque()
         self.room_saves: deque[tuple[Ticket, int]] = deque()
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
         self.demands_abandoned = False  # some ticket with demands ended before they did

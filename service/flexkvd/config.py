@@ -164,9 +164,25 @@ class LimitsTable:
         Kind.SIZE, "Replies kept for a client that does not read; more closes it.", 8 * MIB, low=64 * KIB, high=GIB
     )
     allocation_waiters_max: int = key(Kind.COUNT, "Blocks that wait for room in DRAM.", 65_536, low=1, high=1 << 24)
-    demotions_in_flight_max: int = key(Kind.COUNT, "Blocks on their way down to one tier.", 16, low=1, high=65_536)
-    promotions_in_flight_max: int = key(Kind.COUNT, "Blocks on their way up.", 64, low=1, high=65_536)
-    flush_in_flight_max: int = key(Kind.COUNT, "Blocks of one flush on their way down.", 16, low=1, high=65_536)
+    demotions_in_flight_max: int = key(Kind.COUNT, "Blocks on their way down to one tier.", 1024, low=1, high=65_536)
+    demotion_bytes_in_flight_max: int = key(
+        Kind.SIZE,
+        "The same in bytes; four may be under way at any size.",
+        64 * MIB,
+        low=4 * KIB,
+        high=1 << 40,
+    )
+    promotions_in_flight_max: int = key(
+        Kind.COUNT, "Blocks on their way up; only loads use the second half.", 1024, low=1, high=65_536
+    )
+    promotion_bytes_in_flight_max: int = key(
+        Kind.SIZE,
+        "The same in bytes; four may be under way at any size.",
+        256 * MIB,
+        low=4 * KIB,
+        high=1 << 40,
+    )
+    flush_in_flight_max: int = key(Kind.COUNT, "Blocks of one flush on their way down.", 1024, low=1, high=65_536)
     demotion_faults_max: int = key(
         Kind.COUNT, "A block whose demotion failed so often may leave DRAM without a copy below.", 2, low=1, high=1000
     )
@@ -273,7 +289,9 @@ def planner_config(config: Config) -> PlannerConfig:
         leases_per_session_max=limits.leases_per_session_max,
         allocation_waiters_max=limits.allocation_waiters_max,
         demotions_in_flight_max=limits.demotions_in_flight_max,
+        demotion_bytes_in_flight_max=limits.demotion_bytes_in_flight_max,
         promotions_in_flight_max=limits.promotions_in_flight_max,
+        promotion_bytes_in_flight_max=limits.promotion_bytes_in_flight_max,
         flush_in_flight_max=limits.flush_in_flight_max,
         demotion_faults_max=limits.demotion_faults_max,
         story_events_max=limits.story_events_max,

@@ -130,6 +130,8 @@ class Executor:
     async def _move(self, move: StartMove, link: str) -> None:
         store, limits = self._stores[move.tier]
         try:
+            if 0 < move.deadline_ns <= self._engine.now_ns():  # what has begun runs to its end, others may want it
+                raise TierFault(Fault.LATE, "its deadline passed before its turn came")
             async with asyncio.timeout(limits.transfer_s_max):
                 location = await self._carry(store, move, link)
             result = TransferResult(move.transfer, location=location)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from flexkv_py.client import create_memory
-from flexkv_py.core import invariants
 from flexkv_py.core.messages import Fault, RecoveryFinished, Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.wire.codec import decode_daemon, encode
@@ -48,6 +47,7 @@ from flexkvd.executor import Executor, TierLimits
 from flexkvd.requests import Requests
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
+from tests import invariants
 
 from .conftest import GEOMETRY
 from .virtual_loop import VirtualLoop

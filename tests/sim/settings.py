@@ -38,7 +38,9 @@ def make_config(chance: random.Random, specs: list[NamespaceSpec]) -> PlannerCon
         leases_per_session_max=chance.choice((1, 1024)) if tight else 1024,
         allocation_waiters_max=chance.choice((3, 65536)) if tight else 65536,
         demotions_in_flight_max=chance.choice((1, 4, 16)),
+        demotion_bytes_in_flight_max=chance.choice((1, 6, 64)) * largest,
         promotions_in_flight_max=chance.choice((1, 8, 64)),
+        promotion_bytes_in_flight_max=chance.choice((1, 6, 64)) * largest,
         flush_in_flight_max=chance.choice((1, 16)),
         demotion_faults_max=chance.choice((1, 2)),
     )

@@ -1,4 +1,4 @@
-"""Recounts everything from scratch and compares. Tests and the simulator call it; production does not."""
+"""Recounts the planner's whole state from scratch and compares. Every test of the core and the simulator call it."""
 
 from __future__ import annotations
 
@@ -124,17 +124,26 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
         used[copy.tier] += copy.block.index.record_bytes
         ordered[copy.tier] += copy.queue is not None
     writes: Counter[Tier] = Counter()
-    promotions = 0
+    written: Counter[Tier] = Counter()
+    promoted: list[int] = []
+    loading: Counter[Tier] = Counter()
     for transfer in state.transfers.values():
         if transfer.kind is TransferKind.DEMOTE and transfer.other is not None:
             writes[transfer.other.tier] += 1
-        promotions += transfer.kind is TransferKind.PROMOTE
+            written[transfer.other.tier] += transfer.block.index.record_bytes
+        if transfer.kind is TransferKind.PROMOTE:
+            promoted.append(transfer.block.index.record_bytes)
+            if transfer.ahead_bytes and transfer.other is not None:
+                loading[transfer.other.tier] += transfer.block.index.record_bytes
         if transfer.kind is TransferKind.DROP:
             dropping[transfer.copy.tier] += transfer.block.index.record_bytes
-    assert state.promotions == promotions
+    assert (state.promotions.count, state.promotions.bytes) == (len(promoted), sum(promoted)), "promotions miscounted"
     for tier, level in state.levels.items():
         assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"
-        assert level.writes == writes[tier], f"{tier.name}: writes miscounted"
+        assert (level.writes.count, level.writes.bytes) == (writes[tier], written[tier]), (
+            f"{tier.name}: writes miscounted"
+        )
+        assert level.loading_bytes == loading[tier], f"{tier.name}: loads in flight miscounted"
         if tier is not Tier.DRAM:
             assert level.used_bytes == used[tier], f"{tier.name}: {level.used_bytes} used, {used[tier]} named"
             assert level.dropping_bytes == dropping[tier]
