@@ -158,19 +158,9 @@ def start_reading(state: State, copy: Copy, source: Copy, priority: Priority, de
         level.loading_bytes += block.index.record_bytes
         transfer.ahead_bytes = level.loading_bytes
     state.promotions.begin(block.index.record_bytes)
-    state.out.append(
-        StartMove(
-            transfer.id,
-            MoveKind.PROMOTE,
-            source.tier,
-            block.name,
-            source.location,
-            copy.frames,
-            spec.chunk_bytes,
-            priority,
-            deadline_ns,
-        )
-    )
+    kind, tier, place = MoveKind.PROMOTE, source.tier, source.location
+    frames, cut = copy.frames, spec.chunk_bytes
+    state.out.append(StartMove(transfer.id, kind, tier, block.name, place, frames, cut, priority, deadline_ns))
 
 
 def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -> Copy:
