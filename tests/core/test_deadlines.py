@@ -165,7 +165,7 @@ def test_nothing_is_read_again_for_nobody(benches: Any) -> None:
 
 def test_a_load_waits_neither_for_prefetches_nor_for_staging(benches: Any) -> None:
     """Half of the promotions in flight are for loads alone, and waiting loads go before waiting prefetches."""
-    bench = benches(tiers=TIERS, promotions_in_flight_max=4)
+    bench = benches(tiers=TIERS, ssd_bytes=1 << 20, promotions_in_flight_max=4)
     ahead, wanted = chain(6, "ahead"), chain(2, "wanted")
     found(bench, ahead, Tier.SSD)
     found(bench, wanted, Tier.SSD)
