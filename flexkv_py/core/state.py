@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
 from flexkv_py.core.config import PlannerConfig
@@ -118,7 +117,7 @@ class State:
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
         self.demands_abandoned = False  # some ticket with demands ended before they did
         self.flushes: dict[int, Flush] = {}
-        self.relink: deque[Iterator[Block]] = deque()  # children whose parent's link changed
+        self.relink: deque[Block] = deque()  # children whose parent's link changed
         self.demotion_faults: dict[Block, int] = {}
         self.timers: list[tuple[int, int, str, int]] = []
         self.timers_made = 0

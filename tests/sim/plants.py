@@ -259,9 +259,9 @@ def _list_corrupted(right: Any) -> Any:
 
 @_plant("after a restart usage is counted from zero", (recovery, "_adopt"))
 def _usage_from_zero(right: Any) -> Any:
-    def adopt(state: State, block: Block, tier: Tier, location: int) -> Copy:
-        copy: Copy = right(state, block, tier, location)
-        state.levels[tier].used_bytes -= block.index.record_bytes
+    def adopt(state: State, block: Block, level: Level, location: int) -> Copy:
+        copy: Copy = right(state, block, level, location)
+        level.used_bytes -= block.index.record_bytes
         return copy
 
     return adopt
