@@ -142,6 +142,9 @@ def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> Non
         if not ok:
             want.ticket.detail = f"not stored in {want.tier.name.lower()}: {why}"
         settle_key(state, want.ticket, want.position, Outcome.STORED if ok else Outcome.REFUSED)
+    elif not ok:
+        state.tell(block.key, "not staged", want.tier, why)
+        state.count("not_staged", want.tier.name.lower())
 
 
 def pump_flushes(state: State) -> None:
