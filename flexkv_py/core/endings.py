@@ -17,6 +17,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.moves import drop_record, evict, fail_fill, lose_record, start_reading, unpin
 from flexkv_py.core.placement import source_below
+from flexkv_py.core.recovery import lost_early
 from flexkv_py.core.room import back_to_order
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
@@ -138,13 +139,16 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     level.writes.end(block.index.record_bytes)
     level.wrote(result, state.now_ns)
     if result.fault is None:
+        state.count("demotions", target.tier.name.lower())
+    if result.fault is None and target.place == lost_early(result.location):
+        result = TransferResult(transfer.id, Fault.MISSING, detail="the tier let go of it again at once")
+    if result.fault is None:
         assert target.state is CopyState.FILLING
         target.place = result.location
         target.state = CopyState.READY
         target.present = block.index.full_mask
         level.put(target)
         state.demotion_faults.pop(block, None)
-        state.count("demotions", target.tier.name.lower())
         if block.index.closed:
             evict(state, target, "the namespace was reset")
     else:

@@ -100,10 +100,17 @@ def on_records_lost(state: State, event: RecordsLost) -> None:
         index = state.indexes.get((record.block.namespace, record.block.shard))
         block = None if index is None else index.blocks.get(record.block.key)
         copy = None if block is None else block.copy_in(event.tier)
-        if copy is not None and copy.state is CopyState.READY and copy.location == record.location:
+        if copy is not None and copy.state is CopyState.FILLING:
+            copy.place = lost_early(record.location)
+        elif copy is not None and copy.state is CopyState.READY and copy.location == record.location:
             state.tell(record.block.key, "lost", event.tier, event.reason)
             state.count("lost", tier)
             forget_record(state, copy)
+
+
+def lost_early(location: int) -> int:
+    """The place of a copy whose record went before we heard that it was written."""
+    return ~location
 
 
 def on_recovery_finished(state: State, event: RecoveryFinished) -> None:

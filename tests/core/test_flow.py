@@ -10,8 +10,10 @@ from flexkv_py.core.messages import (
     BlocksFound,
     Fault,
     FoundBlock,
+    LostRecord,
     MoveKind,
     Outcome,
+    RecordsLost,
     RecoveryFinished,
     Tier,
     TierChanged,
@@ -132,3 +134,18 @@ def test_a_late_listing_of_a_block_being_dropped_is_harmless(benches: Any) -> No
     assert bench.match(chain(1)).length == 0
     tell_found(bench, Tier.S3, chain(1), 6)
     assert bench.match(chain(1)).length == 1
+
+
+def test_a_record_lost_before_its_write_was_told_is_not_acknowledged(benches: Any) -> None:
+    """A tier may reclaim a record while the word of its write is on its way: then nothing was stored."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=1 << 20)
+    ticket = bench.save(chain(1), ack=Tier.SSD)
+    bench.settle_once()
+    [move] = bench.moves(MoveKind.DEMOTE)
+    bench.post(RecordsLost(Tier.SSD, [LostRecord(move.block, 7)], "reclaimed", 0))
+    bench.finish(move.transfer, location=7)
+    assert bench.told == []
+    [again] = bench.moves(MoveKind.DEMOTE)
+    assert again.transfer != move.transfer
+    bench.settle()
+    assert bench.outcomes(ticket) == [Outcome.STORED]

@@ -69,6 +69,9 @@ def _calm_down(world: World) -> None:
         if snapshot[what]:
             raise Violation(f"{snapshot[what]} {what} are left when nothing runs any more")
     state = world.planner.state
+    down = [tier.name for tier, level in state.levels.items() if not level.up]
+    if down:
+        raise Violation(f"{down} came back, and the planner still takes them for down")
     if state.flushes or state.resets or world.recovering:
         raise Violation(f"{len(state.flushes)} flushes and {len(state.resets)} resets never ended")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from flexkv_py.core.messages import (
+    BlockName,
     DrainStarted,
     FlushAsked,
     LeaseReleased,
@@ -61,7 +62,9 @@ class Workload:
         if self._stopped:
             return
         world, chance = self._world, self._chance
-        pause = SECOND if chance.random() < 0.003 else int(chance.expovariate(1 / self._gap_ns))
+        pause = int(chance.expovariate(1 / self._gap_ns))
+        if chance.random() < 0.003:
+            pause = chance.choice((1, 1, 7)) * SECOND
         world.after(pause, self._next, outlives=True)
         self._trouble()
         clients = list(world.clients.values())
@@ -87,6 +90,14 @@ class Workload:
         if chance.random() < faults.damage_rate and world.stores:
             for block in world.stores[chance.choice(list(world.stores))].damage(chance):
                 world.oracle.hurt(block)
+        if chance.random() < faults.reclaim_rate and world.stores:
+            world.reclaim(chance.choice(list(world.stores)))
+        if chance.random() < faults.others_rate and Tier.S3 in world.stores and not world.is_down(Tier.S3):
+            space = chance.choice(world.namespaces)
+            keys = chance.choice(space.chains)
+            at = chance.randrange(len(keys))
+            shard = chance.choice((0, 1))
+            world.another_daemon_writes(BlockName(space.digest, shard, keys[at], space.parent(keys, at)))
         if world.recovering and chance.random() < 0.06 and world.clients:
             client = chance.choice(list(world.clients.values()))
             if client.alive:
@@ -148,6 +159,7 @@ class Workload:
         ticket = self._open(client, TicketKind.LOAD, keys)
         if ticket is None:
             return None
+        ticket.deadline_ns = deadline_ns
         for slot in ticket.slots:
             client.scribble(slot)
         world.post(LoadAsked(client.number, ticket.number, keys, deadline_ns, world.now_ns))
