@@ -59,7 +59,7 @@ class Store:
         names = [name for name in self.places if not self.pinned(name)]
         if not names:
             return None
-        block = chance.choice(names)
+        block = chance.choice(names if chance.random() < 0.5 else names[-2:])  # now and then one just written
         if self._reads[block]:
             self._pulled_away.add(block)
         location = self.places[block]

@@ -64,7 +64,9 @@ class Workload:
         world, chance = self._world, self._chance
         pause = int(chance.expovariate(1 / self._gap_ns))
         if chance.random() < 0.003:
-            pause = chance.choice((1, 1, 7)) * SECOND
+            pause = chance.choice((1, 7)) * SECOND
+            for late in range(4):
+                world.after(pause + late * MICROSECOND, self._load_in_a_hurry)
         world.after(pause, self._next, outlives=True)
         self._trouble()
         clients = list(world.clients.values())
@@ -167,6 +169,13 @@ class Workload:
 
     def _load(self, client: Client) -> None:
         self.load(client, self._keys(client, from_start=0.9)[0], self._deadline(always=False))
+
+    def _load_in_a_hurry(self) -> None:
+        """What somebody who comes back after a pause asks for, with next to no time."""
+        clients = [client for client in self._world.clients.values() if client.alive]
+        if clients and not self._stopped:
+            client = self._chance.choice(clients)
+            self.load(client, self._keys(client, from_start=0.9)[0], self._world.now_ns + MILLISECOND // 4)
 
     def _prefetch(self, client: Client) -> None:
         world = self._world
