@@ -8,16 +8,21 @@ import pytest
 
 from flexkv_py.core.messages import (
     BlocksFound,
+    ChunkLanded,
     Fault,
     FoundBlock,
     LostRecord,
     MoveKind,
     Outcome,
+    Priority,
     RecordsLost,
     RecoveryFinished,
+    StartCopies,
     Tier,
     TierChanged,
     TimePassed,
+    TransferResult,
+    TransfersFinished,
 )
 from flexkv_py.core.transfers import IN_FLIGHT_BLOCKS_MIN, InFlight
 from flexkv_py.geometry import ALIGN_BYTES
@@ -149,3 +154,34 @@ def test_a_record_lost_before_its_write_was_told_is_not_acknowledged(benches: An
     assert again.transfer != move.transfer
     bench.settle()
     assert bench.outcomes(ticket) == [Outcome.STORED]
+
+
+def test_a_flood_of_demotions_keeps_no_load_waiting(benches: Any) -> None:
+    """While every demotion that may run runs, a load's read starts at once and its first chunk is handed on at once."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=1 << 30, dram_segments=32, demotions_in_flight_max=12)
+    wanted = chain(1, "wanted")
+    tell_found(bench, Tier.SSD, wanted, 5)
+    for number in range(6):
+        bench.save(chain(4, f"flood {number}"), ack=Tier.SSD)
+        bench.post(TransfersFinished(ended_copies(bench), 0))
+    assert len(bench.moves(MoveKind.DEMOTE)) == 12
+    bench.load(wanted)
+    [read] = bench.moves(MoveKind.PROMOTE)
+    assert read.priority is Priority.LOAD
+    [copies] = bench.post(ChunkLanded(read.transfer, 0, 0))
+    assert isinstance(copies, StartCopies)
+    assert copies.chunks == 1
+    bench.post(ChunkLanded(read.transfer, 1, 0))
+    bench.post(TransfersFinished([TransferResult(read.transfer)], 0))
+    del bench.running[read.transfer]
+    bench.settle()
+
+
+def ended_copies(bench: Bench) -> list[TransferResult]:
+    """The ends of all copies out of the worker that run now; everything else goes on."""
+    ended = []
+    for transfer, [order, *_] in list(bench.running.items()):
+        if isinstance(order, StartCopies):
+            del bench.running[transfer]
+            ended.append(TransferResult(transfer, chunks=order.chunks))
+    return ended
