@@ -93,7 +93,9 @@ class Workload:
             for block in world.stores[chance.choice(list(world.stores))].damage(chance):
                 world.oracle.hurt(block)
         if chance.random() < faults.reclaim_rate and world.stores:
-            world.reclaim(chance.choice(list(world.stores)))
+            tier = chance.choice(list(world.stores))
+            if tier not in world.recovering:  # what a store has yet to tell of stays
+                world.reclaim(tier)
         if chance.random() < faults.others_rate and Tier.S3 in world.stores and not world.is_down(Tier.S3):
             space = chance.choice(world.namespaces)
             keys = chance.choice(space.chains)
