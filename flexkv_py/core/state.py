@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.frames import FramePool
+from flexkv_py.core.history import History
 from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
@@ -120,6 +121,7 @@ class State:
         self.demands_abandoned = False  # some ticket with demands ended before they did
         self.flushes: dict[int, Flush] = {}
         self.relink: deque[Iterator[Block]] = deque()  # children whose parent's link changed
+        self.history = History()
         self.demotion_faults: dict[Block, int] = {}
         self.timers: list[tuple[int, int, str, int]] = []
         self.timers_made = 0

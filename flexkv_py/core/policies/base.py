@@ -12,10 +12,14 @@ from flexkv_py.core.blocks import Copy
 
 
 class Policy(Protocol):
-    """The order of one tier's READY, unpinned copies."""
+    """The order of one tier's READY, unpinned copies. Every operation is O(1), or amortised O(1)."""
 
     def add(self, copy: Copy) -> None:
-        """A copy became READY, or its last reader left: it was just used."""
+        """A copy became READY, was used, or its last reader left: several times for one use.
+
+        `block.uses` counts uses, those of earlier lives as far as the history reaches. `copy.mark` is the
+        policy's own, 0 until its first `add`.
+        """
         ...
 
     def cool(self, copy: Copy) -> None:
