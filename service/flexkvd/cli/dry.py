@@ -135,8 +135,9 @@ class DryRun:
         if not keys:
             return 0
         asked = MatchAsked(_SESSION, self._asked, keys, (), 0, self._now_ns)
-        [answer] = self._planner.handle(asked)
+        answer, *started = self._planner.handle(asked)
         assert isinstance(answer, MatchAnswered), answer
+        self._finish_all(started)
         for run in answer.runs:
             self.count.tiers[run.tier] += run.count
         return answer.length
