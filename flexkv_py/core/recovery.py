@@ -69,6 +69,7 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
             continue
         if block is None:
             block = index.add(found.key, found.parent)
+            block.uses = 1  # its save, in an earlier life
         copy = _adopt(state, block, event.tier, found.location)
         if foreign or index.closed:
             state.count("faults", f"{event.tier.name.lower()}_foreign", int(foreign))

@@ -12,7 +12,7 @@ from math import inf
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import evict, start_demotion, unpin
-from flexkv_py.core.placement import Verdict, is_below, judge, write_may_start
+from flexkv_py.core.placement import Verdict, explain, is_below, judge, refusal, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -20,6 +20,7 @@ from flexkv_py.geometry import ALIGN_BYTES
 VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
 CLEAN_PER_EVENT_MAX = 64
+RECORDS_PER_FULL = 2
 RESERVE_SHARE_MAX = 0.1
 CLEAN_SHARE_MAX = 0.5
 
@@ -41,20 +42,20 @@ def take_frames(state: State, index: Index) -> bytes | None:
         frames = state.frames.take(pages, count)
         if frames is not None:
             return frames
-        victim, verdict = _victim(state)
+        victim = _victim(state)
         if victim is None:
             break
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
-        evict(state, victim, verdict.value)
+        evict(state, victim, explain(state, victim, judge(state, victim)))
     return None
 
 
-def _victim(state: State) -> tuple[Copy | None, Verdict]:
+def _victim(state: State) -> Copy | None:
     """The coldest DRAM copy that may go; what must be written first is set on its way down."""
     reclaimable = state.dram.reclaimable.oldest
-    if reclaimable is not None and (verdict := judge(state, reclaimable)).may_go:
-        return reclaimable, verdict
+    if reclaimable is not None and judge(state, reclaimable).may_go:
+        return reclaimable
     for _ in range(VICTIM_SCAN_MAX):
         copy = reclaimable or state.dram.policy.coldest()
         reclaimable = None
@@ -62,12 +63,12 @@ def _victim(state: State) -> tuple[Copy | None, Verdict]:
             break
         verdict = judge(state, copy)
         if verdict.may_go:
-            return copy, verdict
+            return copy
         if verdict is Verdict.HELD:
             state.touch(copy)  # out of the way of the scan until its lease ends
         elif not demote(state, copy.block, Priority.DEMOTION):
             break
-    return None, Verdict.WRITE
+    return None
 
 
 def demote(state: State, block: Block, priority: Priority) -> bool:
@@ -76,8 +77,12 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
     A tier that is full of blocks not yet further down is passed by, or DRAM would wait for the staging
     that itself needs DRAM.
     """
+    passed = ""
     for level in state.below:
         if not level.takes(block.index.record_bytes, state.now_ns):
+            continue
+        if not block.holds and (why := refusal(state, level, block)):
+            passed = why
             continue
         room = make_room(state, level, block.index)
         if room is Room.NONE:
@@ -85,7 +90,7 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
         if room is Room.SOON or not write_may_start(state, level) or block.copy_in(level.tier) is not None:
             return False
         start_demotion(state, block, level.tier, priority)
-        state.tell(block.key, "demote", level.tier)
+        state.tell(block.key, "demote", level.tier, passed and f"past the tier above: {passed}")
         return True
     return False
 
@@ -109,11 +114,19 @@ def _drop_until(state: State, level: Level, target_bytes: int) -> None:
             return
         verdict = judge(state, copy)
         if verdict.may_go:
-            evict(state, copy, verdict.value)
+            evict(state, copy, explain(state, copy, verdict))
         elif verdict is Verdict.HELD:
             state.touch(copy)
         elif not stage_down(state, copy):
             return
+
+
+def make_room_after_fault(state: State, level: Level, index: Index) -> None:
+    """A tier had less room than we counted: take it for smaller, and drop the coldest for this write and the next."""
+    level.shrink(index.record_bytes, state.now_ns)
+    dropping_bytes = level.dropping_bytes
+    _drop_until(state, level, level.used_bytes - dropping_bytes - RECORDS_PER_FULL * index.record_bytes)
+    level.full = level.dropping_bytes == dropping_bytes
 
 
 def stage_down(state: State, copy: Copy) -> bool:
@@ -132,7 +145,7 @@ def clean_ahead(state: State) -> None:
     if not state.below:
         return
     frames, dram = state.frames, state.dram
-    goal = min(state.config.clean_ahead * frames.total_pages, _room_below(state, dram) / ALIGN_BYTES)
+    goal = min(state.config.dram_clean_ahead * frames.total_pages, _room_below(state, dram) / ALIGN_BYTES)
     for _ in range(CLEAN_PER_EVENT_MAX):
         copy = dram.policy.coldest()
         if copy is None:
@@ -164,7 +177,7 @@ def _clean_ssd(state: State, ssd: Level) -> None:
     _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
     if Tier.S3 not in state.levels:
         return
-    goal = min(state.config.clean_ahead * ssd.capacity_bytes, _room_below(state, ssd))
+    goal = min(state.config.ssd_clean_ahead * ssd.capacity_bytes, _room_below(state, ssd))
     for _ in range(CLEAN_PER_EVENT_MAX):
         copy = ssd.policy.coldest()
         if copy is None or ssd.capacity_bytes - ssd.used_bytes + ssd.reclaimable.count * record >= goal:
@@ -180,7 +193,7 @@ def _clean(state: State, level: Level, copy: Copy) -> bool:
         level.take_out(copy)
         level.reclaimable.push_newest(copy)
         if verdict is not Verdict.COVERED:
-            state.tell(copy.block.key, "not demoted", copy.tier, verdict.value)
+            state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))
         return True
     if verdict is Verdict.HELD:
         return False

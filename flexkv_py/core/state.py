@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import Iterator
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
+from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.history import History
-from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
+from flexkv_py.core.messages import BlockName, Instruction, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
@@ -24,6 +25,8 @@ from flexkv_py.keys import BlockKey, NamespaceDigest
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
+SHRUNK_NS = 60_000_000_000
+"""How long a tier that had less room than was counted is taken for that small."""
 
 
 class Level:
@@ -33,12 +36,16 @@ class Level:
     once (also below, or refused there), oldest first, all of them colder than anything in `policy`.
     """
 
-    def __init__(self, tier: Tier, capacity_bytes: int, policy: str, *, recovering: bool) -> None:
+    def __init__(self, tier: Tier, config: PlannerConfig) -> None:
         self.tier = tier
-        self.capacity_bytes = capacity_bytes  # 0 = no limit of ours
+        self._room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
+        self._shrunk_until_ns = 0
+        self.capacity_bytes = self._room_bytes  # 0 = no limit of ours
+        self.hits_min = {Tier.DRAM: 0, Tier.SSD: config.ssd_hits_min, Tier.S3: config.s3_hits_min}[tier]
+        self.budget = WriteBudget(config.ssd_bytes_per_day if tier is Tier.SSD else 0)
         self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
         self.dropping_bytes = 0
-        self.policy = POLICIES[policy]()
+        self.policy = POLICIES[config.policy]()
         self.reclaimable = CopyList()
         self.up = True
         self.down_reason = ""
@@ -46,8 +53,8 @@ class Level:
         self.faults_in_row = 0
         self.pause_until_ns = 0
         self.last_fault = ""
-        self.full = False  # the last write found no room, whatever we counted
-        self.recovering = recovering  # not all that the last life left here is known yet
+        self.full = False  # the last write found no room, whatever we counted, and nothing there may go
+        self.recovering = tier in config.recovers  # not all that the last life left here is known yet
         self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
         self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
 
@@ -81,12 +88,19 @@ class Level:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
         self.writes -= 1
         assert self.writes >= 0
-        self.full = result.fault is Fault.FULL
+        self.full = False
         if result.fault is None:
             self.faults_in_row = 0
+            if self._shrunk_until_ns <= now_ns:
+                self.capacity_bytes = self._room_bytes
         elif self.pause_until_ns <= now_ns:  # writes that fail together are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
+
+    def shrink(self, record_bytes: int, now_ns: int) -> None:
+        """A write found no room: what is in use is all there is, for a while."""
+        self.capacity_bytes = max(self.used_bytes, record_bytes)
+        self._shrunk_until_ns = now_ns + SHRUNK_NS
 
 
 class State:
@@ -99,11 +113,7 @@ class State:
         self.indexes: dict[tuple[NamespaceDigest, int], Index] = {}
         self.resets: list[Reset] = []
         self.frames = FramePool(config.segment_bytes, config.dram_segments)
-        capacities = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}
-        self.levels = {
-            tier: Level(tier, capacities[tier], config.policy, recovering=tier in config.recovers)
-            for tier in config.tiers
-        }
+        self.levels = {tier: Level(tier, config) for tier in config.tiers}
         self.dram = self.levels[Tier.DRAM]
         self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
         self.transfers: dict[int, Transfer] = {}

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from flexkv_py.core.blocks import Block, Copy, CopyList
+from flexkv_py.core.blocks import Block, Copy
+from flexkv_py.core.policies.base import USES_OF_AGAIN_MIN, TwoLists
 from flexkv_py.keys import BlockKey
 
 SHARES = (1.0, 0.1, 0.5)
 """Candidates: the room for blocks used once. The whole of it is LRU."""
-
-USES_OF_AGAIN_MIN = 2
 SAMPLE_MAX = 2048
 """Keys in one miniature at most: beyond that, half as many keys are sampled."""
 
@@ -102,20 +101,14 @@ class Duel:
             mini.misses *= ROUND_WEIGHT
 
 
-class Adaptive:
+class Adaptive(TwoLists):
     """`mark` is when the copy was last used, in steps that many copies share: one int object for all of them."""
 
     def __init__(self) -> None:
-        self._cold = CopyList()
-        self._once = CopyList()
-        self._again = CopyList()
+        super().__init__()
         self._duel = Duel()
         self._stamp = 1
         self._adds = 0
-
-    @property
-    def count(self) -> int:
-        return self._cold.count + self._once.count + self._again.count
 
     def add(self, copy: Copy) -> None:
         fresh = not copy.mark
@@ -123,20 +116,13 @@ class Adaptive:
         if self._adds % ADDS_PER_STAMP == 0:
             self._stamp += 1
         copy.mark = self._stamp
-        (self._again if copy.block.uses >= USES_OF_AGAIN_MIN else self._once).push_newest(copy)
+        super().add(copy)
         self._duel.refer(copy.block, fresh=fresh, count=self.count)
 
-    def cool(self, copy: Copy) -> None:
-        self._cold.push_oldest(copy)
-
-    def remove(self, copy: Copy) -> None:
-        assert copy.queue is not None
-        copy.queue.remove(copy)
-
     def coldest(self) -> Copy | None:
-        if self._cold.oldest is not None:
-            return self._cold.oldest
-        once, again, share = self._once, self._again, self._duel.best.share
+        if self.cold.oldest is not None:
+            return self.cold.oldest
+        once, again, share = self.once, self.again, self._duel.best.share
         if once.oldest is None or again.oldest is None:
             return once.oldest or again.oldest
         if share < 1.0:

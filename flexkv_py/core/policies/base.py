@@ -6,9 +6,12 @@ order while anything reads it, so whatever stands in the order may be evicted as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from flexkv_py.core.blocks import Copy
+from flexkv_py.core.blocks import Copy, CopyList
+
+USES_OF_AGAIN_MIN = 2
 
 
 class Policy(Protocol):
@@ -38,3 +41,35 @@ class Policy(Protocol):
     def count(self) -> int:
         """Copies in the order."""
         ...
+
+    @property
+    def lists(self) -> Sequence[CopyList]:
+        """Where they stand."""
+        ...
+
+
+class TwoLists:
+    """Blocks used once and blocks used again, each list by last use; and before both what was cooled."""
+
+    def __init__(self) -> None:
+        self.cold = CopyList()
+        self.once = CopyList()
+        self.again = CopyList()
+
+    @property
+    def lists(self) -> Sequence[CopyList]:
+        return self.cold, self.once, self.again
+
+    @property
+    def count(self) -> int:
+        return self.cold.count + self.once.count + self.again.count
+
+    def add(self, copy: Copy) -> None:
+        (self.again if copy.block.uses >= USES_OF_AGAIN_MIN else self.once).push_newest(copy)
+
+    def cool(self, copy: Copy) -> None:
+        self.cold.push_oldest(copy)
+
+    def remove(self, copy: Copy) -> None:
+        assert copy.queue is not None
+        copy.queue.remove(copy)
