@@ -153,7 +153,9 @@ class PlannerTable:
     clean_ahead: float = key(
         Kind.NUMBER, "Share of DRAM (and of SSD, with S3 below it) kept free or already copied below.", 0.25, high=0.99
     )
-    dram_clean_ahead: float = key(Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99)
+    dram_clean_ahead: float = key(
+        Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99
+    )
     ssd_clean_ahead: float = key(Kind.NUMBER, "The same for SSD alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99)
 
 

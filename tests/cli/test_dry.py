@@ -8,7 +8,7 @@ import random
 import pytest
 
 from flexkvd.cli import main
-from flexkvd.cli.dry import DryRun
+from flexkvd.cli.dry import DryRun, Room, planner_config
 from tests.published import MOONCAKE, WEKA, lru_hit_ratio, needs_traces
 
 
@@ -31,7 +31,7 @@ def chat(seed: int, requests: int) -> list[list[int]]:
 def test_the_planner_hits_what_a_plain_lru_hits(capacity):
     """With room for several requests at least, both orders of eviction are the same, block for block."""
     requests = chat(seed=1, requests=600)
-    dry = DryRun(capacity, "lru")
+    dry = DryRun(planner_config(Room(capacity), policy="lru"))
     for ids in requests:
         dry.serve(ids)
     assert dry.count.blocks == sum(map(len, requests))
@@ -40,7 +40,7 @@ def test_the_planner_hits_what_a_plain_lru_hits(capacity):
 
 def test_a_request_larger_than_the_cache_is_served_too(capsys):
     """What finds no room is not cached, and the run goes on."""
-    dry = DryRun(4, "lru")
+    dry = DryRun(planner_config(Room(4), policy="lru"))
     for _ in range(3):
         dry.serve(range(10))
     assert dry.count.requests == 3

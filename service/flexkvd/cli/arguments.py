@@ -34,6 +34,11 @@ def block_count(word: str) -> int | None:
     return None if word == "inf" else positive(word)
 
 
+def tier_blocks(word: str) -> int | None:
+    """A number of blocks, 0 for a tier that is not there; `inf` → None."""
+    return 0 if word == "0" else block_count(word)
+
+
 def writable_file(word: str) -> Path:
     """A file that can be made or replaced: found out before a long run, not after it."""
     path = Path(word)

@@ -54,8 +54,13 @@ class Room:
     @property
     def total(self) -> int | None:
         """All tiers together; None: no limit."""
-        rooms = (self.dram, self.ssd, self.s3)
+        rooms = self.of_tiers
         return None if None in rooms else sum(room for room in rooms if room is not None)
+
+    @property
+    def of_tiers(self) -> tuple[int | None, int | None, int | None]:
+        """From the fastest tier down."""
+        return self.dram, self.ssd, self.s3
 
 
 @dataclass(slots=True)
