@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flexkv_py.core import invariants
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
     ChunkLanded,
@@ -32,6 +31,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.planner import Planner
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
+from tests import invariants
 
 NAMESPACE = NamespaceDigest(bytes(range(32)))
 CHUNKS = (8192, 4096)

@@ -13,7 +13,6 @@ from typing import Any
 
 from xxhash import xxh3_64
 
-from flexkv_py.core import invariants
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
     BlockName,
@@ -42,6 +41,7 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_tiers.base import FoundBatch
+from tests import invariants
 from tests.sim.clients import Client, Lease, Ticket
 from tests.sim.executor import Executor
 from tests.sim.faults import MICROSECOND, MILLISECOND, Faults
