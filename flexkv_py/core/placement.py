@@ -54,17 +54,22 @@ def _takers(state: State, copy: Copy) -> list[Level]:
 def refusal(state: State, level: Level, block: Block) -> str:
     """The rule that keeps a block out of a tier as long as nobody insists; empty when it may go there."""
     if block.uses < level.hits_min and block.rule is not Rule.ALWAYS:
-        return f"{level.tier.name.lower()}_hits_min"
+        return f"{level.tier.name.lower()}_hits_min = {level.hits_min}"
     return "" if level.budget.admits(state.now_ns) else "endurance budget"
 
 
 def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
-    block = copy.block
-    if verdict is not Verdict.REFUSED or block.rule is Rule.NEVER:
+    if verdict is not Verdict.REFUSED:
         return verdict.value
-    rules = ", ".join(f"{refusal(state, level, block)} ({level.hits_min})" for level in _takers(state, copy))
-    return f"{verdict.value}: used {block.uses} times, {rules}"
+    return f"{verdict.value}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
+
+
+def refusals(state: State, copy: Copy) -> list[str]:
+    """What each tier below that could take the block has against it."""
+    if copy.block.rule is Rule.NEVER:
+        return ["skip_below"]
+    return [refusal(state, level, copy.block) for level in _takers(state, copy)]
 
 
 def is_below(block: Block, tier: Tier) -> bool:

@@ -12,7 +12,7 @@ from math import inf
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import evict, start_demotion, unpin
-from flexkv_py.core.placement import Verdict, explain, is_below, judge, refusal, write_may_start
+from flexkv_py.core.placement import Verdict, explain, is_below, judge, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -47,8 +47,15 @@ def take_frames(state: State, index: Index) -> bytes | None:
             break
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
-        evict(state, victim, explain(state, victim, judge(state, victim)))
+        evict_as_judged(state, victim, judge(state, victim))
     return None
+
+
+def evict_as_judged(state: State, copy: Copy, verdict: Verdict) -> None:
+    """Evict, with the reason for its story; what admission refused is counted by the rule that did."""
+    evict(state, copy, explain(state, copy, verdict))
+    for rule in refusals(state, copy) if verdict is Verdict.REFUSED else ():
+        state.count("refused_admissions", rule)
 
 
 def _victim(state: State) -> Copy | None:
@@ -114,7 +121,7 @@ def _drop_until(state: State, level: Level, target_bytes: int) -> None:
             return
         verdict = judge(state, copy)
         if verdict.may_go:
-            evict(state, copy, explain(state, copy, verdict))
+            evict_as_judged(state, copy, verdict)
         elif verdict is Verdict.HELD:
             state.touch(copy)
         elif not stage_down(state, copy):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flexkv_py.core.blocks import unpack_frames
 from flexkv_py.core.frames import FramePool
+from tests.invariants import used_pages
 
 PAGE_BYTES = 4096
 SEGMENT_PAGES = 12

@@ -308,7 +308,7 @@ def test_second_use_admits_only_what_was_used_again(benches):
     assert bench.match(used).length == 2
     assert bench.match(unused).length == 0
     detail = bench.planner.story(unused[0])[-1].detail
-    assert detail == "admission refused it below: used 1 times, ssd_hits_min (2)"
+    assert detail == "admission refused it below: used 1 times, ssd_hits_min = 2"
 
 
 def test_an_acknowledged_depth_is_kept(benches):
