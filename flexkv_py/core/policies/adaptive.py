@@ -11,7 +11,6 @@ with fewer misses. LRU is the floor: another must beat it by a margin, and loses
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from flexkv_py.core.blocks import Block, Copy
 from flexkv_py.core.policies.base import USES_OF_AGAIN_MIN, TwoLists
@@ -52,22 +51,19 @@ class Miniature:
         while len(once) + len(again) > capacity:
             (once if len(once) > self.share * capacity or not again else again).popitem(last=False)
 
-    def keep(self, sampled: Callable[[BlockKey], bool]) -> None:
-        """Forget the keys that are not in a smaller sample."""
-        for part in (self._once, self._again):
-            for key in [key for key in part if not sampled(key)]:
-                del part[key]
-
 
 class Duel:
     """Which candidate has missed least of late."""
 
     def __init__(self) -> None:
-        self.minis = [Miniature(share) for share in SHARES]
-        self.best = self.minis[0]
+        self._begin()
         self._halvings = 0  # one key in 2**halvings is sampled
         self._references = 0
         self._blocks_max = 0  # the room, as far as it was seen filled since the last round but one
+
+    def _begin(self) -> None:
+        self.minis = [Miniature(share) for share in SHARES]
+        self.best = self.minis[0]
 
     def refer(self, block: Block, *, fresh: bool, count: int) -> None:
         """A block was used; `fresh` when it was not in the tier before. The order holds `count` copies."""
@@ -77,8 +73,7 @@ class Duel:
         self._blocks_max = max(self._blocks_max, count)
         while self._blocks_max >> self._halvings > SAMPLE_MAX:
             self._halvings += 1
-            for mini in self.minis:
-                mini.keep(self._sampled)
+            self._begin()  # what was seen of the larger sample would count double
         counts = fresh or self.minis[0].uses(key) != block.uses
         capacity = max(1, self._blocks_max >> self._halvings)
         for mini in self.minis:
