@@ -84,23 +84,24 @@ def _send_down(state: State, copy: Copy) -> bool:
 def demote(state: State, block: Block, priority: Priority) -> bool:
     """Write a DRAM block to the next tier down; False when that must wait.
 
-    A tier that is full of blocks not yet further down is passed by, or DRAM would wait for the staging
-    that itself needs DRAM.
+    A tier that is full of blocks not yet further down is passed by, whatever the gates below it say, or
+    DRAM would wait for the staging that itself needs DRAM.
     """
-    passed = ""
+    passed, insists = "", block.holds > 0
     for level in state.below:
         if not level.takes(block.index.record_bytes, state.now_ns):
             continue
-        if not block.holds and (why := refusal(state, level, block)):
-            passed = why
+        if not insists and (why := refusal(state, level, block)):
+            passed = f"not above: {why}"
             continue
         room = make_room(state, level, block.index)
         if room is Room.NONE:
+            passed, insists = "not above: full of what must go down first", True
             continue
         if room is Room.SOON or not write_may_start(state, level) or block.copy_in(level.tier) is not None:
             return False
         start_demotion(state, block, level.tier, priority)
-        state.tell(block.key, "demote", level.tier, passed and f"past the tier above: {passed}")
+        state.tell(block.key, "demote", level.tier, passed)
         return True
     return False
 

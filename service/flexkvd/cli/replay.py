@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -145,7 +146,8 @@ def _fill_in(chosen: argparse.Namespace, mode: str) -> None:
 
 def _run_dry(chosen: argparse.Namespace) -> int:
     started = time.perf_counter()
-    room = Room(chosen.dram_blocks, chosen.ssd_blocks, chosen.s3_blocks)
+    ssd, s3 = (None if math.isinf(blocks) else int(blocks) for blocks in (chosen.ssd_blocks, chosen.s3_blocks))
+    room = Room(chosen.dram_blocks, ssd, s3)
     count, reference, partial = _dry_pass(chosen, room, full_only=False)
     full = _dry_pass(chosen, room, full_only=True)[0] if partial else count
     seconds = time.perf_counter() - started
