@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index, children_of
+from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
@@ -113,7 +114,21 @@ def _check_frames(state: State, copies: list[Copy]) -> None:
             seen.update(covered)
         pages += size * len(copy.frames)
     assert state.frames.used_pages == pages, f"{state.frames.used_pages} pages are taken, {pages} are named"
-    assert state.frames.recount() == pages
+    assert used_pages(state.frames) == pages
+
+
+def used_pages(pool: FramePool) -> int:
+    """Pages in use, counted from the free lists."""
+    free = pool._free_by_segment()
+    used = 0
+    for segment in range(pool.segment_count):
+        size = pool._size[segment]
+        assert size or not free[segment]
+        if size:
+            back = pool._drained if segment == pool._draining else free[segment]
+            assert not (segment == pool._draining and free[segment])
+            used += size * (pool._per_segment(size) - back)
+    return used
 
 
 def _check_levels(state: State, copies: list[Copy]) -> None:

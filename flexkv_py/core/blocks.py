@@ -44,7 +44,7 @@ class Rule(Enum):
 class Copy:
     """One block in one tier. A reader pins the whole copy."""
 
-    __slots__ = ("block", "newer", "older", "place", "present", "queue", "readers", "state", "tier")
+    __slots__ = ("block", "mark", "newer", "older", "place", "present", "queue", "readers", "state", "tier")
 
     def __init__(
         self, block: Block, tier: Tier, place: bytes | int, state: CopyState = CopyState.FILLING, present: int = 0
@@ -55,6 +55,7 @@ class Copy:
         self.state = state
         self.present = present
         self.readers = 0
+        self.mark = 0  # its policy's own
         self.queue: CopyList | None = None  # READY and unpinned copies stand in exactly one list
         self.older: Copy | None = None
         self.newer: Copy | None = None

@@ -23,11 +23,15 @@ class PlannerConfig:
     recovers: tuple[Tier, ...] = ()
     """Tiers that tell at start what they still have, and end with RecoveryFinished; a reset waits for that."""
 
-    policy: str = "lru"
-    admission: str = "always"
-    """`always`, or `second-use`: only a block that was used again is written below DRAM."""
-    clean_ahead: float = 0.25
-    """Share of DRAM (and of SSD, when S3 is below it) kept free or already copied below."""
+    policy: str = "adaptive"
+    ssd_hits_min: int = 1
+    s3_hits_min: int = 1
+    """Uses a block needs before it is written there unasked. Every block has one: its save."""
+    ssd_bytes_per_day: int = 0
+    """What may be written to SSD unasked; 0 = no limit."""
+    dram_clean_ahead: float = 0.25
+    ssd_clean_ahead: float = 0.25
+    """Share of the tier kept free or already copied below."""
 
     sessions_max: int = 1024
     tickets_per_session_max: int = 1024
@@ -52,4 +56,5 @@ class PlannerConfig:
         assert self.segment_bytes % 4096 == 0
         assert self.segment_bytes > 0
         assert self.dram_segments > 0
-        assert 0.0 <= self.clean_ahead < 1.0
+        assert 0.0 <= self.dram_clean_ahead < 1.0
+        assert 0.0 <= self.ssd_clean_ahead < 1.0

@@ -18,7 +18,7 @@ from flexkv_py.core.messages import (
 from flexkv_py.core.moves import drop_record, evict, fail_fill, lose_record, start_reading, unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.recovery import lost_early
-from flexkv_py.core.room import back_to_order
+from flexkv_py.core.room import back_to_order, make_room_after_fault
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
@@ -158,6 +158,8 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         else:
             block.set_copy(target.tier, None)
             level.used_bytes -= block.index.record_bytes
+        if result.fault is Fault.FULL:
+            make_room_after_fault(state, level, block.index)
         state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         state.count("faults", f"{target.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", target.tier, f"demotion: {result.fault.value}: {result.detail}")

@@ -18,7 +18,10 @@ def settle(state: State, block: Block) -> None:
     """Call after any change to a block's copies: renews its link, forgets it when no copy is left."""
     relink(state, block)
     if block.dram is None and block.ssd is None and block.s3 is None:
-        block.index.remove(block)
+        index = block.index
+        index.remove(block)
+        if block.uses and not index.closed:
+            state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
         state.demotion_faults.pop(block, None)
 
 

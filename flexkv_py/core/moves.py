@@ -175,6 +175,9 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     block.set_copy(tier, target)
     level.used_bytes += block.index.record_bytes
     level.writes.begin(block.index.record_bytes)
+    if not level.budget.admits(state.now_ns):
+        state.count("over_budget", tier.name.lower())
+    level.budget.draw(block.index.record_bytes, state.now_ns)
     transfer = Transfer(state.next_transfer_id(), TransferKind.DEMOTE, block, source, target, uses=block.uses)
     state.new_transfer(transfer)
     frames, cut = source.frames, spec.chunk_bytes

@@ -69,7 +69,10 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
         if block is not None and block.parent != parent:
             state.count("faults", f"{event.tier.name.lower()}_foreign")
             continue
-        copy = _adopt(state, block or index.add(key, parent), level, location)
+        if block is None:
+            block = index.add(key, parent)
+            block.uses = 1  # its save, in an earlier life
+        copy = _adopt(state, block, level, location)
         if foreign or index.closed:
             state.count("faults", f"{event.tier.name.lower()}_foreign", int(foreign))
             evict(state, copy, "the namespace was reset" if index.closed else "a record of another size")

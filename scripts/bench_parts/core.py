@@ -36,6 +36,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.planner import Planner
 from flexkv_py.keys import KEY_BYTES, ROOT, BlockKey, namespace_digest
+from flexkvd.facts import facts_of
 from flexkvd.startup import GC_THRESHOLDS
 from scripts.bench_parts.row import percentile, row
 
@@ -159,7 +160,7 @@ def _memory_with_frames() -> list[dict[str, Any]]:
         bench.save(keys, Tier.SSD)
     gc.collect()
     weight = (_resident_bytes() - before) / count
-    assert bench.planner.snapshot()["tiers"]["dram"]["evictable_blocks"] == count
+    assert facts_of(bench.planner.state)["tiers"]["dram"]["evictable_blocks"] == count
     return [row("core: memory of one block on SSD and in DRAM", weight, "bytes", most=600)]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
+from flexkv_py.core.policies import POLICIES
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
 
 GIB = 1 << 30
@@ -88,6 +89,9 @@ class SsdTable:
 
     directory: str = key(Kind.TEXT, "Directory of the records; one daemon at a time.", low=1)
     bytes: int = key(Kind.SIZE, "Room the records may take.", low=MIB, high=1 << 55)
+    endurance_bytes_per_day: int = key(
+        Kind.SIZE, "Written per day at most, but for saves that insist on SSD; 0: no limit.", 0, high=1 << 60
+    )
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)
     reads_in_flight_max: int = key(Kind.COUNT, "Blocks read at the same time.", 8, low=1, high=256)
@@ -130,16 +134,29 @@ class S3Table:
 class PlannerTable:
     """[planner]: what is kept where."""
 
-    policy: str = key(Kind.TEXT, "Order of eviction.", "lru", choices=("lru",))
+    policy: str = key(
+        Kind.TEXT,
+        "Order of eviction: least recently used, S3-FIFO, or LRU that learns to keep blocks used once to a share.",
+        "adaptive",
+        choices=tuple(POLICIES),
+    )
     admission: str = key(
         Kind.TEXT,
         "What may go below DRAM: every block, or one seen a second time.",
         "always",
         choices=("always", "second-use"),
     )
+    ssd_hits_min: int = key(
+        Kind.COUNT, "Uses (the save is one) before a block may go to SSD; 0: as `admission` says.", 0, high=255
+    )
+    s3_hits_min: int = key(Kind.COUNT, "The same for S3.", 0, high=255)
     clean_ahead: float = key(
         Kind.NUMBER, "Share of DRAM (and of SSD, with S3 below it) kept free or already copied below.", 0.25, high=0.99
     )
+    dram_clean_ahead: float = key(
+        Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99
+    )
+    ssd_clean_ahead: float = key(Kind.NUMBER, "The same for SSD alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99)
 
 
 @dataclass(frozen=True)
@@ -272,7 +289,8 @@ def describe() -> Iterator[KeyDescription]:
 
 def planner_config(config: Config) -> PlannerConfig:
     """What of it the planner is told."""
-    ssd, s3, limits = config.ssd, config.s3, config.limits
+    ssd, s3, limits, rules = config.ssd, config.s3, config.limits, config.planner
+    hits_min = 2 if rules.admission == "second-use" else 1
     tiers = (Tier.DRAM, *([Tier.SSD] if ssd else []), *([Tier.S3] if s3 else []))
     return PlannerConfig(
         tiers=tiers,
@@ -281,9 +299,12 @@ def planner_config(config: Config) -> PlannerConfig:
         dram_segments=config.dram.bytes // config.dram.segment_bytes,
         ssd_bytes=ssd.bytes if ssd else 0,
         s3_bytes=s3.bytes if s3 else 0,
-        policy=config.planner.policy,
-        admission=config.planner.admission,
-        clean_ahead=config.planner.clean_ahead,
+        policy=rules.policy,
+        ssd_hits_min=rules.ssd_hits_min or hits_min,
+        s3_hits_min=rules.s3_hits_min or hits_min,
+        ssd_bytes_per_day=ssd.endurance_bytes_per_day if ssd else 0,
+        dram_clean_ahead=rules.clean_ahead if rules.dram_clean_ahead < 0 else rules.dram_clean_ahead,
+        ssd_clean_ahead=rules.clean_ahead if rules.ssd_clean_ahead < 0 else rules.ssd_clean_ahead,
         sessions_max=limits.sessions_max,
         tickets_per_session_max=limits.tickets_per_session_max,
         leases_per_session_max=limits.leases_per_session_max,

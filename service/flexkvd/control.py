@@ -12,6 +12,7 @@ import flexkv_py
 from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import BlockKey
+from flexkvd.facts import facts_of
 from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, TIER_GAUGES, Metrics, Samples
 from flexkvd.parts import Parts
 
@@ -51,7 +52,7 @@ class Operator:
             "version": flexkv_py.__version__,
             "boot": parts.boot.hex(),
             **parts.readiness.report(),
-            "planner": parts.planner.snapshot(),
+            "planner": facts_of(parts.planner.state),
             "counters": _nested(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),
             "sessions": sessions,
@@ -96,7 +97,7 @@ class Operator:
     def samples(self) -> Mapping[str, Samples]:
         """Values of every counter and gauge of `metrics.FAMILIES`."""
         parts = self._parts
-        counters, facts = _nested(parts.planner.counters), parts.planner.snapshot()
+        counters, facts = _nested(parts.planner.counters), facts_of(parts.planner.state)
         links = {(link.name,): link for link in parts.executor.links.values()}
         return {
             **{each.name: _labelled(counters.get(each.of, {})) for each in PLANNER_COUNTERS},

@@ -42,6 +42,8 @@ PLANNER_COUNTERS = tuple(
         ("promotions", "tier", "Blocks promoted to DRAM, by the tier they came from."),
         ("demotions", "tier", "Blocks demoted, by the tier they went to."),
         ("evictions", "tier", "Copies evicted, by tier."),
+        ("refused_admissions", "rule", "Evictions of blocks that no tier below admitted, by the rule that refused."),
+        ("over_budget", "tier", "Blocks written although the tier's daily budget was spent: somebody waited for it."),
         ("found", "tier", "Blocks of an earlier life found at start, by tier."),
         ("lost", "tier", "Records a tier let go of by itself: reclaimed, expired or damaged."),
         ("given_up", "tier", "Loads cut short early, because a block would have come after the deadline."),

@@ -45,6 +45,7 @@ from flexkvd import socket_file
 from flexkvd.config import Config, parse_config, planner_config
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor, TierLimits
+from flexkvd.facts import facts_of
 from flexkvd.requests import Requests
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
@@ -191,9 +192,9 @@ def test_a_lease_ends_with_its_time(play: Play) -> None:
         assert isinstance(matched, Matched)
         assert matched.lease
         await asyncio.sleep(299)
-        assert world.planner.snapshot()["leases"] == 1
+        assert facts_of(world.planner.state)["leases"] == 1
         await asyncio.sleep(2)
-        assert world.planner.snapshot()["leases"] == 0
+        assert facts_of(world.planner.state)["leases"] == 0
 
     play(scene)
 

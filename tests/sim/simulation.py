@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.messages import Outcome, Tier
+from flexkvd.facts import facts_of
 from tests.sim.faults import SECOND
 from tests.sim.violation import Violation
 from tests.sim.workload import Workload
@@ -64,7 +65,7 @@ def _calm_down(world: World) -> None:
     unanswered = [request for request, (client, _) in world.requests.items() if client.alive]
     if unanswered or world.asked:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
-    snapshot = world.planner.snapshot()
+    snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):
         if snapshot[what]:
             raise Violation(f"{snapshot[what]} {what} are left when nothing runs any more")
