@@ -67,9 +67,8 @@ class Priority(IntEnum):
     LOAD = 0
     SAVE = 1
     PREFETCH = 2
-    SPECULATION = 3
-    DEMOTION = 4
-    WRITE_BEHIND = 5
+    DEMOTION = 3
+    WRITE_BEHIND = 4
 
 
 @dataclass(frozen=True, slots=True)

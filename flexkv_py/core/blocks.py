@@ -44,15 +44,18 @@ class Rule(Enum):
 class Copy:
     """One block in one tier. A reader pins the whole copy."""
 
-    __slots__ = ("block", "newer", "older", "place", "present", "queue", "readers", "state", "tier")
+    __slots__ = ("block", "mark", "newer", "older", "place", "present", "queue", "readers", "state", "tier")
 
-    def __init__(self, block: Block, tier: Tier, place: bytes | int) -> None:
+    def __init__(
+        self, block: Block, tier: Tier, place: bytes | int, state: CopyState = CopyState.FILLING, present: int = 0
+    ) -> None:
         self.block = block
         self.tier = tier
         self.place = place  # DRAM: frames, packed u32; below: the tier's own location
-        self.state = CopyState.FILLING
-        self.present = 0
+        self.state = state
+        self.present = present
         self.readers = 0
+        self.mark = 0  # its policy's own
         self.queue: CopyList | None = None  # READY and unpinned copies stand in exactly one list
         self.older: Copy | None = None
         self.newer: Copy | None = None

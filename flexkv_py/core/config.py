@@ -23,19 +23,26 @@ class PlannerConfig:
     recovers: tuple[Tier, ...] = ()
     """Tiers that tell at start what they still have, and end with RecoveryFinished; a reset waits for that."""
 
-    policy: str = "lru"
-    admission: str = "always"
-    """`always`, or `second-use`: only a block that was used again is written below DRAM."""
-    clean_ahead: float = 0.25
-    """Share of DRAM (and of SSD, when S3 is below it) kept free or already copied below."""
+    policy: str = "adaptive"
+    ssd_hits_min: int = 1
+    s3_hits_min: int = 1
+    """Uses a block needs before it is written there unasked. Every block has one: its save."""
+    ssd_bytes_per_day: int = 0
+    """What may be written to SSD unasked; 0 = no limit."""
+    dram_clean_ahead: float = 0.25
+    ssd_clean_ahead: float = 0.25
+    """Share of the tier kept free or already copied below."""
 
     sessions_max: int = 1024
     tickets_per_session_max: int = 1024
     leases_per_session_max: int = 1024
     allocation_waiters_max: int = 65536
-    demotions_in_flight_max: int = 16
-    promotions_in_flight_max: int = 64
-    flush_in_flight_max: int = 16
+    demotions_in_flight_max: int = 1024
+    demotion_bytes_in_flight_max: int = 64 << 20
+    """Into one tier. Small blocks need many on their way to fill a link, large ones few."""
+    promotions_in_flight_max: int = 1024
+    promotion_bytes_in_flight_max: int = 256 << 20
+    flush_in_flight_max: int = 1024
     demotion_faults_max: int = 2
     """A block whose demotion failed so often may leave DRAM without a copy below."""
     story_events_max: int = 65536
@@ -49,4 +56,5 @@ class PlannerConfig:
         assert self.segment_bytes % 4096 == 0
         assert self.segment_bytes > 0
         assert self.dram_segments > 0
-        assert 0.0 <= self.clean_ahead < 1.0
+        assert 0.0 <= self.dram_clean_ahead < 1.0
+        assert 0.0 <= self.ssd_clean_ahead < 1.0

@@ -10,7 +10,7 @@ from collections import deque
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
 from flexkv_py.core.messages import Outcome, Priority, Tier
-from flexkv_py.core.moves import start_demotion, start_promotion
+from flexkv_py.core.moves import promotion_may_start, start_demotion, start_promotion
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
 from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
 from flexkv_py.core.sessions import Ticket
@@ -69,7 +69,7 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
     if being_reset(state, block):
         finish_demand(state, want, ok=False, why="the namespace is being reset, and its old records are not gone yet")
         return True
-    if target is not None or not write_may_start(state, level):
+    if target is not None or not write_may_start(state, level, block):
         return False
     return _stage(state, tier, want)
 
@@ -95,7 +95,7 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
         if source is None or block.index.spec is None:
             finish_demand(state, want, ok=False, why="no tier that is up can supply the block")
             return True
-        if state.promotions >= state.config.promotions_in_flight_max:
+        if not promotion_may_start(state, block, Priority.WRITE_BEHIND):
             return False
         frames = take_frames(state, block.index)
         if frames is None:
@@ -142,6 +142,9 @@ def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> Non
         if not ok:
             want.ticket.detail = f"not stored in {want.tier.name.lower()}: {why}"
         settle_key(state, want.ticket, want.position, Outcome.STORED if ok else Outcome.REFUSED)
+    elif not ok:
+        state.tell(block.key, "not staged", want.tier, why)
+        state.count("not_staged", want.tier.name.lower())
 
 
 def pump_flushes(state: State) -> None:

@@ -17,7 +17,8 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.moves import drop_record, evict, fail_fill, lose_record, start_reading, unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import back_to_order
+from flexkv_py.core.recovery import lost_early
+from flexkv_py.core.room import back_to_order, make_room_after_fault
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
@@ -78,11 +79,16 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
 
 def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     del state.transfers[transfer.id]
-    state.promotions -= 1
+    state.promotions.end(transfer.block.index.record_bytes)
     copy, source, block = transfer.copy, transfer.other, transfer.block
     assert source is not None
     assert copy.state is CopyState.FILLING
+    level = state.levels[source.tier]
+    if transfer.ahead_bytes:
+        level.loading_bytes -= block.index.record_bytes
     if result.fault is None:
+        if transfer.ahead_bytes:
+            level.forecast.note(transfer.ahead_bytes, state.now_ns - transfer.started_ns, state.now_ns)
         assert copy.present == block.index.full_mask, "a promotion ended before all its chunks had landed"
         copy.state = CopyState.READY
         unpin(state, source)
@@ -96,13 +102,22 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             evict(state, copy, "the namespace was reset")
         return
     _source_failed(state, source, result)
-    again = source_below(state, block, source.tier)
+    until_ns = _wanted_until_ns(state, copy)
+    not_begun = result.fault is Fault.LATE and 0 < transfer.deadline_ns <= state.now_ns and until_ns is not None
+    again = source_below(state, block, Tier.DRAM if not_begun else source.tier)
     if again is not None and copy.present == 0 and not block.index.closed:
-        state.tell(block.key, "promote", again.tier, "second source")
-        start_reading(state, copy, again, Priority.LOAD)
+        state.tell(block.key, "promote", again.tier, "somebody waits longer" if not_begun else "second source")
+        start_reading(state, copy, again, Priority.LOAD, until_ns or 0)
         return
     fail_fill(state, copy)
     _tell_waiters(state, copy, ok=False, why=result.detail or f"promotion failed: {result.fault.value}")
+
+
+def _wanted_until_ns(state: State, copy: Copy) -> int | None:
+    """The latest deadline of those who still wait for this fill, 0 for one without; None when nobody waits."""
+    tickets = [waiter.ticket for waiter in state.waiters.get(copy, ())]
+    deadlines = [0 if ticket is None else ticket.deadline_ns for ticket in tickets if ticket is None or not ticket.over]
+    return None if not deadlines else 0 if 0 in deadlines else max(deadlines)
 
 
 def _source_failed(state: State, source: Copy, result: TransferResult) -> None:
@@ -121,7 +136,12 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     source, target, block = transfer.copy, transfer.other, transfer.block
     assert target is not None
     level = state.levels[target.tier]
+    level.writes.end(block.index.record_bytes)
     level.wrote(result, state.now_ns)
+    if result.fault is None:
+        state.count("demotions", target.tier.name.lower())
+    if result.fault is None and target.place == lost_early(result.location):
+        result = TransferResult(transfer.id, Fault.MISSING, detail="the tier let go of it again at once")
     if result.fault is None:
         assert target.state is CopyState.FILLING
         target.place = result.location
@@ -129,7 +149,6 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         target.present = block.index.full_mask
         level.put(target)
         state.demotion_faults.pop(block, None)
-        state.count("demotions", target.tier.name.lower())
         if block.index.closed:
             evict(state, target, "the namespace was reset")
     else:
@@ -139,6 +158,8 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         else:
             block.set_copy(target.tier, None)
             level.used_bytes -= block.index.record_bytes
+        if result.fault is Fault.FULL:
+            make_room_after_fault(state, level, block.index)
         state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         state.count("faults", f"{target.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", target.tier, f"demotion: {result.fault.value}: {result.detail}")

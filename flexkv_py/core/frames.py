@@ -138,16 +138,3 @@ class FramePool:
         self._segments[self._size[segment]] -= 1
         self._size[segment] = 0
         self._unassigned.append(segment)
-
-    def recount(self) -> int:
-        """For the invariants: pages in use, counted from the free lists."""
-        free = self._free_by_segment()
-        used = 0
-        for segment in range(self.segment_count):
-            size = self._size[segment]
-            assert size or not free[segment]
-            if size:
-                back = self._drained if segment == self._draining else free[segment]
-                assert not (segment == self._draining and free[segment])
-                used += size * (self._per_segment(size) - back)
-        return used

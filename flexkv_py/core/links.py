@@ -7,7 +7,7 @@ bounded slices; while slices are left, match walks instead of bisecting (see `ma
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, children_of
+from flexkv_py.core.blocks import Block
 from flexkv_py.core.state import State
 from flexkv_py.keys import ROOT
 
@@ -18,17 +18,17 @@ def settle(state: State, block: Block) -> None:
     """Call after any change to a block's copies: renews its link, forgets it when no copy is left."""
     relink(state, block)
     if block.dram is None and block.ssd is None and block.s3 is None:
-        block.index.remove(block)
+        index = block.index
+        index.remove(block)
+        if block.uses and not index.closed:
+            state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
         state.demotion_faults.pop(block, None)
 
 
 def relink(state: State, block: Block) -> None:
     """Renew one block's link; a change is queued for its children."""
-    if not block.ready:
-        linked = False
-    elif block.parent == ROOT:
-        linked = True
-    else:
+    linked = block.ready
+    if linked and block.parent != ROOT:
         parent = block.index.blocks.get(block.parent)
         linked = parent is not None and parent.linked
     if linked == block.linked:
@@ -37,22 +37,19 @@ def relink(state: State, block: Block) -> None:
     if not linked:
         _cool(state, block)
     children = block.children
-    if children is None:
-        return
-    if isinstance(children, dict) or children.ready or children.linked:  # one that is FILLING has no link to change
-        state.relink.append(iter(children_of(children)))
+    if isinstance(children, dict):
+        state.relink.extend(children)
+    elif children is not None and (children.ready or children.linked):  # one that is FILLING has no link to change
+        state.relink.append(children)
 
 
-def relink_slice(state: State) -> None:
+def relink_slice(state: State, blocks_max: int = RELINK_SLICE_MAX) -> None:
     """Spread changes a bounded step further."""
-    for _ in range(RELINK_SLICE_MAX):
-        if not state.relink:
+    queue = state.relink
+    for _ in range(blocks_max):
+        if not queue:
             return
-        block = next(state.relink[0], None)
-        if block is None:
-            state.relink.popleft()
-        elif block.index.blocks.get(block.key) is block:
-            relink(state, block)
+        relink(state, queue.popleft())  # one that is gone meanwhile has no copy, so no link to change
 
 
 def _cool(state: State, block: Block) -> None:

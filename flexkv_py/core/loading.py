@@ -14,7 +14,7 @@ from flexkv_py.core.messages import (
     Tier,
     TransferResult,
 )
-from flexkv_py.core.moves import start_promotion, unpin
+from flexkv_py.core.moves import promotion_may_start, start_promotion, unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Session, Ticket
@@ -33,15 +33,43 @@ def on_load(state: State, event: LoadAsked | PrefetchAsked, session: Session) ->
     if not open_ticket(state, ticket):
         return
     copies: list[BlockCopy] = []
+    waiting = 0
     for position in range(count):
-        if state.room_loads and not _resident(ticket, position):
-            _queue(state, ticket, position)  # first come, first served
-        elif not place(state, ticket, position, copies):
-            _queue(state, ticket, position)
-        if ticket.outcomes and ticket.outcomes[position] in (Outcome.MISS, Outcome.FAILED):
-            _cut(state, ticket, position)
+        if not give_up(state, ticket, position, waiting):
+            behind = bool(state.room_loads or (kind is TicketKind.PREFETCH and state.room_prefetches))
+            first_come = behind and not _resident(ticket, position)
+            if first_come or not place(state, ticket, position, copies):
+                waiting += 1
+                _queue(state, ticket, position)
+        if _cut(state, ticket, position):
             break
     hand_out(state, ticket, copies)
+
+
+def give_up(state: State, ticket: Ticket, position: int, waiting: int = 0) -> bool:
+    """Settle a key that would surely come too late behind what is on its way and `waiting` blocks of its own load.
+
+    Whoever asked then computes the rest at once, instead of finding out when the deadline has passed.
+    """
+    if ticket.kind is not TicketKind.LOAD or not ticket.deadline_ns:
+        return False
+    assert ticket.index is not None
+    block = None if ticket.index.closed else ticket.index.blocks.get(ticket.keys[position])
+    source = None if block is None or block.dram is not None else source_below(state, block)
+    if block is None or source is None:
+        return False
+    level, now_ns = state.levels[source.tier], state.now_ns
+    ahead_bytes = level.loading_bytes + (waiting + 1) * block.index.record_bytes
+    if not level.forecast.misses(ticket.deadline_ns, ahead_bytes, now_ns):
+        return False
+    arrives_s = (level.forecast.arrival_ns(ahead_bytes, now_ns) - now_ns) / 1e9
+    left_s = (ticket.deadline_ns - now_ns) / 1e9
+    name = source.tier.name.lower()
+    ticket.detail = f"block {position} would arrive from {name} in {arrives_s:.3g} s, the deadline is in {left_s:.3g} s"
+    state.tell(block.key, "given up", source.tier, ticket.detail)
+    state.count("given_up", name)
+    settle_key(state, ticket, position, Outcome.LATE)
+    return True
 
 
 def _resident(ticket: Ticket, position: int) -> bool:
@@ -51,16 +79,22 @@ def _resident(ticket: Ticket, position: int) -> bool:
 
 
 def _queue(state: State, ticket: Ticket, position: int) -> None:
-    if len(state.room_loads) >= state.config.allocation_waiters_max:
+    waiting = state.room_loads if ticket.kind is TicketKind.LOAD else state.room_prefetches
+    if len(waiting) >= state.config.allocation_waiters_max:
         ticket.detail = "too many loads wait for DRAM (allocation_waiters_max)"
         settle_key(state, ticket, position, Outcome.FAILED)
         return
-    state.room_loads.append((ticket, position))
+    waiting.append((ticket, position))
 
 
-def _cut(state: State, ticket: Ticket, missed: int) -> None:
-    for position in range(missed + 1, len(ticket.keys)):
-        settle_key(state, ticket, position, Outcome.MISS)
+def _cut(state: State, ticket: Ticket, position: int) -> bool:
+    """Whether the prefix ends at this key; then the rest is settled too."""
+    outcome = ticket.outcomes[position]
+    if outcome not in (Outcome.MISS, Outcome.FAILED, Outcome.LATE):
+        return False
+    for later in range(position + 1, len(ticket.keys)):
+        settle_key(state, ticket, later, Outcome.LATE if outcome is Outcome.LATE else Outcome.MISS)
+    return True
 
 
 def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -75,7 +109,8 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
             ticket.detail = "the only tier that has the block is down" if block.ready else ticket.detail
             settle_key(state, ticket, position, Outcome.FAILED if block.ready else Outcome.MISS)
             return True
-        if state.promotions >= state.config.promotions_in_flight_max:
+        priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
+        if not promotion_may_start(state, block, priority):
             return False
         state.pin(source)  # making room must not evict what we are about to read
         frames = take_frames(state, index)
@@ -86,8 +121,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
             ticket.detail = "one block is larger than the DRAM arena"
             settle_key(state, ticket, position, Outcome.FAILED)
             return True
-        priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
-        dram = start_promotion(state, block, source, frames, priority)
+        dram = start_promotion(state, block, source, frames, priority, ticket.deadline_ns)
         state.tell(block.key, "promote", source.tier, ticket.kind.value)
     if block is None or dram is None:
         settle_key(state, ticket, position, Outcome.MISS)
@@ -188,13 +222,15 @@ def _end_load(state: State, transfer: Transfer) -> None:
 
 
 def serve_room_loads(state: State) -> None:
-    """Room may have come free: place waiting keys in order until one must wait again."""
-    while state.room_loads:
-        ticket, position = state.room_loads[0]
-        copies: list[BlockCopy] = []
-        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
-            return
-        state.room_loads.popleft()
-        if not ticket.over and ticket.outcomes[position] in (Outcome.MISS, Outcome.FAILED):
-            _cut(state, ticket, position)
-        hand_out(state, ticket, copies)
+    """Room may have come free: place waiting keys in order, loads first, until one must wait again."""
+    for waiting in (state.room_loads, state.room_prefetches):
+        while waiting:
+            ticket, position = waiting[0]
+            copies: list[BlockCopy] = []
+            wanted = not ticket.over and ticket.outcomes[position] is None
+            if wanted and not give_up(state, ticket, position) and not place(state, ticket, position, copies):
+                return
+            waiting.popleft()
+            if not ticket.over:
+                _cut(state, ticket, position)
+            hand_out(state, ticket, copies)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey, NamespaceDigest
@@ -169,9 +170,11 @@ class TransfersFinished:
     now_ns: int
 
 
-@dataclass(slots=True)
-class FoundBlock:
-    """A record met at start. `location` is the tier's own name for its place."""
+class FoundBlock(NamedTuple):
+    """A record met at start. `location` is the tier's own name for its place.
+
+    A tuple, because a million of them come at start: `map(FoundBlock._make, rows)` makes them from unpacked rows.
+    """
 
     key: BlockKey
     parent: BlockKey

@@ -129,14 +129,21 @@ def drop_record(state: State, copy: Copy) -> None:
     )
 
 
-def start_promotion(state: State, block: Block, source: Copy, frames: bytes, priority: Priority) -> Copy:
+def promotion_may_start(state: State, block: Block, priority: Priority) -> bool:
+    """Whether one more may be on its way up. Half of the limit is for loads: nothing else may keep them waiting."""
+    return state.promotions.takes(block.index.record_bytes, share=1 if priority is Priority.LOAD else 2)
+
+
+def start_promotion(
+    state: State, block: Block, source: Copy, frames: bytes, priority: Priority, deadline_ns: int = 0
+) -> Copy:
     """Read a whole block from below into these frames."""
     copy = fill_dram(block, frames)
-    start_reading(state, copy, source, priority)
+    start_reading(state, copy, source, priority, deadline_ns)
     return copy
 
 
-def start_reading(state: State, copy: Copy, source: Copy, priority: Priority) -> None:
+def start_reading(state: State, copy: Copy, source: Copy, priority: Priority, deadline_ns: int) -> None:
     """Fill a DRAM copy from a record; also the second try from another tier."""
     assert copy.state is CopyState.FILLING
     assert copy.present == 0
@@ -144,13 +151,16 @@ def start_reading(state: State, copy: Copy, source: Copy, priority: Priority) ->
     block, spec = copy.block, copy.block.index.spec
     assert spec is not None
     state.pin(source)
-    transfer = Transfer(state.next_transfer_id(), TransferKind.PROMOTE, block, copy, source)
-    state.new_transfer(transfer)
-    state.promotions += 1
+    transfer = state.new_transfer(Transfer(state.next_transfer_id(), TransferKind.PROMOTE, block, copy, source))
+    transfer.started_ns, transfer.deadline_ns = state.now_ns, deadline_ns
+    if priority is Priority.LOAD:
+        level = state.levels[source.tier]
+        level.loading_bytes += block.index.record_bytes
+        transfer.ahead_bytes = level.loading_bytes
+    state.promotions.begin(block.index.record_bytes)
+    kind, tier, place = MoveKind.PROMOTE, source.tier, source.location
     frames, cut = copy.frames, spec.chunk_bytes
-    state.out.append(
-        StartMove(transfer.id, MoveKind.PROMOTE, source.tier, block.name, source.location, frames, cut, priority, 0)
-    )
+    state.out.append(StartMove(transfer.id, kind, tier, block.name, place, frames, cut, priority, deadline_ns))
 
 
 def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -> Copy:
@@ -164,7 +174,10 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     target = Copy(block, tier, 0)
     block.set_copy(tier, target)
     level.used_bytes += block.index.record_bytes
-    level.writes += 1
+    level.writes.begin(block.index.record_bytes)
+    if not level.budget.admits(state.now_ns):
+        state.count("over_budget", tier.name.lower())
+    level.budget.draw(block.index.record_bytes, state.now_ns)
     transfer = Transfer(state.next_transfer_id(), TransferKind.DEMOTE, block, source, target, uses=block.uses)
     state.new_transfer(transfer)
     frames, cut = source.frames, spec.chunk_bytes

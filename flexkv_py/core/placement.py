@@ -29,34 +29,47 @@ def judge(state: State, copy: Copy) -> Verdict:
     block = copy.block
     if is_below(block, copy.tier):
         return Verdict.COVERED
-    accepts = _accepted_below(state, copy)
+    takers = _takers(state, copy)
     if block.holds and not any(other is not copy and other.state is CopyState.READY for other in block.copies()):
-        return Verdict.WRITE if accepts else Verdict.HELD
+        return Verdict.WRITE if takers else Verdict.HELD
     if block.rule is Rule.NEVER:
         return Verdict.REFUSED
-    if not accepts:
+    if not takers:
         return Verdict.NO_TIER
     if copy.tier is not Tier.DRAM and block.index.spec is None:
         return Verdict.NO_TIER  # staging needs to know how the block is cut
     if state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
         return Verdict.FAULTS
-    return Verdict.WRITE if should_admit(state, block) else Verdict.REFUSED
+    return Verdict.REFUSED if all(refusal(state, level, block) for level in takers) else Verdict.WRITE
 
 
-def _accepted_below(state: State, copy: Copy) -> bool:
-    """Whether some lower tier takes blocks of this namespace at all."""
+def _takers(state: State, copy: Copy) -> list[Level]:
+    """The lower tiers that take blocks of this namespace at all."""
     if not state.below or (state.resets and being_reset(state, copy.block)):
-        return False
+        return []
     record_bytes, now_ns = copy.block.index.record_bytes, state.now_ns
-    return any(level.takes(record_bytes, now_ns) for level in state.below if level.tier > copy.tier)
+    return [level for level in state.below if level.tier > copy.tier and level.takes(record_bytes, now_ns)]
 
 
-def should_admit(state: State, block: Block) -> bool:
-    """Does the admission rule let this block be written below?"""
-    if block.rule is Rule.ALWAYS or state.config.admission == "always":
-        return True
-    assert state.config.admission == "second-use"
-    return block.uses >= 2
+def refusal(state: State, level: Level, block: Block) -> str:
+    """The rule that keeps a block out of a tier as long as nobody insists; empty when it may go there."""
+    if block.uses < level.hits_min and block.rule is not Rule.ALWAYS:
+        return f"{level.tier.name.lower()}_hits_min = {level.hits_min}"
+    return "" if level.budget.admits(state.now_ns) else "endurance budget"
+
+
+def explain(state: State, copy: Copy, verdict: Verdict) -> str:
+    """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
+    if verdict is not Verdict.REFUSED:
+        return str(verdict.value)
+    return f"{verdict.value}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
+
+
+def refusals(state: State, copy: Copy) -> list[str]:
+    """What each tier below that could take the block has against it."""
+    if copy.block.rule is Rule.NEVER:
+        return ["skip_below"]
+    return [refusal(state, level, copy.block) for level in _takers(state, copy)]
 
 
 def is_below(block: Block, tier: Tier) -> bool:
@@ -82,13 +95,13 @@ def source_below(state: State, block: Block, tier: Tier = Tier.DRAM) -> Copy | N
     return None
 
 
-def write_may_start(state: State, level: Level) -> bool:
-    """Whether another demotion may be handed to this tier now.
+def write_may_start(state: State, level: Level, block: Block) -> bool:
+    """Whether this block's demotion may be handed to the tier now.
 
     Not to an SSD whose recovery still runs: a block written anew before its old record is met would
     lie there twice.
     """
     if level.recovering and level.tier is Tier.SSD:
         return False
-    writes_max = 1 if level.failing else state.config.demotions_in_flight_max
-    return level.up and level.writes < writes_max and level.pause_until_ns <= state.now_ns
+    fits = level.writes.count == 0 if level.failing else level.writes.takes(block.index.record_bytes)
+    return level.up and fits and level.pause_until_ns <= state.now_ns

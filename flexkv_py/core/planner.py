@@ -11,41 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flexkv_py.core import recovery
+from flexkv_py.core import messages, recovery
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.demands import pump_flushes, serve_demands
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
 from flexkv_py.core.loading import on_load, serve_room_loads
 from flexkv_py.core.matching import let_go, on_match
-from flexkv_py.core.messages import (
-    BlocksFound,
-    ChunkLanded,
-    DrainStarted,
-    EndSession,
-    Event,
-    FlushAsked,
-    Instruction,
-    LeaseReleased,
-    LoadAsked,
-    MatchAsked,
-    NamespaceReset,
-    Outcome,
-    PrefetchAsked,
-    RecordsLost,
-    RecoveryFinished,
-    RequestDone,
-    SaveAsked,
-    SessionClosed,
-    SessionOpened,
-    StoryEvent,
-    TicketCancelled,
-    TicketKind,
-    Tier,
-    TierChanged,
-    TimePassed,
-    TransfersFinished,
-)
 from flexkv_py.core.room import clean_ahead
 from flexkv_py.core.saving import on_save, serve_room_saves
 from flexkv_py.core.sessions import Session, Ticket
@@ -64,39 +36,39 @@ class Planner:
     def __init__(self, config: PlannerConfig) -> None:
         self.state = State(config)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            SessionOpened: self._on_session_opened,
-            SessionClosed: self._on_session_closed,
-            MatchAsked: self._on_match,
-            LoadAsked: self._on_load,
-            PrefetchAsked: self._on_load,
-            SaveAsked: self._on_save,
-            FlushAsked: self._on_flush,
-            TicketCancelled: self._on_cancelled,
-            LeaseReleased: self._on_released,
-            NamespaceReset: partial(recovery.on_reset, self.state),
-            ChunkLanded: partial(on_chunk_landed, self.state),
-            TransfersFinished: partial(on_transfers_finished, self.state),
-            BlocksFound: partial(recovery.on_blocks_found, self.state),
-            RecoveryFinished: partial(recovery.on_recovery_finished, self.state),
-            RecordsLost: partial(recovery.on_records_lost, self.state),
-            TierChanged: partial(recovery.on_tier_changed, self.state),
-            DrainStarted: self._on_drain,
-            TimePassed: lambda _: None,  # deadlines are looked at after every event
+            messages.SessionOpened: self._on_session_opened,
+            messages.SessionClosed: self._on_session_closed,
+            messages.MatchAsked: self._on_match,
+            messages.LoadAsked: self._on_load,
+            messages.PrefetchAsked: self._on_load,
+            messages.SaveAsked: self._on_save,
+            messages.FlushAsked: self._on_flush,
+            messages.TicketCancelled: self._on_cancelled,
+            messages.LeaseReleased: self._on_released,
+            messages.NamespaceReset: partial(recovery.on_reset, self.state),
+            messages.ChunkLanded: partial(on_chunk_landed, self.state),
+            messages.TransfersFinished: partial(on_transfers_finished, self.state),
+            messages.BlocksFound: partial(recovery.on_blocks_found, self.state),
+            messages.RecoveryFinished: partial(recovery.on_recovery_finished, self.state),
+            messages.RecordsLost: partial(recovery.on_records_lost, self.state),
+            messages.TierChanged: partial(recovery.on_tier_changed, self.state),
+            messages.DrainStarted: self._on_drain,
+            messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: messages.Event) -> list[messages.Instruction]:
         """Take one event, give all instructions it leads to. Never fails on a legal event."""
         state = self.state
         assert event.now_ns >= state.now_ns, "time went backwards"
         state.now_ns = event.now_ns
         self._handlers[type(event)](event)
-        if type(event) is not ChunkLanded:  # the most frequent event, and one that gives nobody room
+        if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
         out, state.out = state.out, []
         return out
 
     def next_deadline_ns(self) -> int | None:
-        """When `TimePassed` is due, unless another event comes first."""
+        """When `messages.TimePassed` is due, unless another event comes first."""
         state = self.state
         slices_left = (
             bool(state.relink)
@@ -108,7 +80,7 @@ class Planner:
             return state.now_ns
         return state.timers[0][0] if state.timers else None
 
-    def story(self, key: BlockKey) -> list[StoryEvent]:
+    def story(self, key: BlockKey) -> list[messages.StoryEvent]:
         """What happened to this block, oldest first, as far back as the ring reaches."""
         return self.state.story.of(key)
 
@@ -117,37 +89,6 @@ class Planner:
         """Running totals by (name, label)."""
         return self.state.counters
 
-    def snapshot(self) -> dict[str, Any]:
-        """Facts for people and metrics; O(tiers)."""
-        state = self.state
-        frames = state.frames
-        tiers: dict[str, dict[str, Any]] = {}
-        for tier, level in state.levels.items():
-            dram = tier is Tier.DRAM
-            tiers[tier.name.lower()] = {
-                "up": level.up,
-                "down_reason": level.down_reason or (level.last_fault if level.failing else ""),
-                "used_bytes": frames.used_pages * 4096 if dram else level.used_bytes,
-                "capacity_bytes": frames.total_pages * 4096 if dram else level.capacity_bytes,
-                "evictable_blocks": level.policy.count + level.reclaimable.count,
-                "reclaimable_blocks": level.reclaimable.count,
-                "writes_in_flight": level.writes,
-            }
-        return {
-            "tiers": tiers,
-            "blocks": sum(len(index.blocks) for index in state.indexes.values()),
-            "indexes": len(state.indexes),
-            "sessions": len(state.sessions),
-            "tickets": len(state.tickets),
-            "leases": len(state.lease_owner),
-            "transfers": len(state.transfers),
-            "promotions_in_flight": state.promotions,
-            "loads_waiting": len(state.room_loads),
-            "saves_waiting": len(state.room_saves),
-            "demands_waiting": sum(len(waiting) for waiting in state.demands.values()),
-            "draining": state.draining,
-        }
-
     def _pump(self) -> None:
         state = self.state
         if state.relink:
@@ -155,7 +96,7 @@ class Planner:
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
-        if state.room_loads:
+        if state.room_loads or state.room_prefetches:
             serve_room_loads(state)
         serve_demands(state)
         if state.flushes:
@@ -180,7 +121,7 @@ class Planner:
                 session = state.sessions[state.lease_owner[subject]]
                 let_go(state, session, session.leases[subject])
 
-    def _on_session_opened(self, event: SessionOpened) -> None:
+    def _on_session_opened(self, event: messages.SessionOpened) -> None:
         state = self.state
         if len(state.sessions) >= state.config.sessions_max:
             why = f"{state.config.sessions_max} sessions are open (sessions_max): close some, or raise the limit"
@@ -190,7 +131,7 @@ class Planner:
         state.sessions[event.session] = Session(event.session, event.namespace.digest, event.shard, event.namespace)
         recovery.introduce(state, state.index(event.namespace.digest, event.shard), event.namespace)
 
-    def _on_session_closed(self, event: SessionClosed) -> None:
+    def _on_session_closed(self, event: messages.SessionClosed) -> None:
         state = self.state
         session = state.sessions.get(event.session)
         if session is not None:
@@ -199,15 +140,15 @@ class Planner:
                 let_go(state, session, lease)
             del state.sessions[event.session]
             recovery.forget_idle_indexes(state)
-        state.out.append(EndSession(event.session))
+        state.out.append(messages.EndSession(event.session))
 
-    def _on_match(self, event: MatchAsked) -> None:
+    def _on_match(self, event: messages.MatchAsked) -> None:
         on_match(self.state, event, self.state.sessions[event.session])
 
-    def _on_load(self, event: LoadAsked | PrefetchAsked) -> None:
+    def _on_load(self, event: messages.LoadAsked | messages.PrefetchAsked) -> None:
         on_load(self.state, event, self._session(event.session))
 
-    def _on_save(self, event: SaveAsked) -> None:
+    def _on_save(self, event: messages.SaveAsked) -> None:
         on_save(self.state, event, self._session(event.session))
 
     def _session(self, number: int) -> Session:
@@ -215,23 +156,23 @@ class Planner:
         recovery.introduce(self.state, self.state.index(session.namespace, session.shard), session.spec)
         return session
 
-    def _on_flush(self, event: FlushAsked) -> None:
+    def _on_flush(self, event: messages.FlushAsked) -> None:
         state = self.state
         if event.to_tier not in state.demands:
             why = f"flush to {event.to_tier.name.lower()}: this daemon has no such tier below DRAM"
             refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
             return
-        ticket = Ticket(event.ticket, event.session, TicketKind.FLUSH, [], None, event.deadline_ns, [], 0)
+        ticket = Ticket(event.ticket, event.session, messages.TicketKind.FLUSH, [], None, event.deadline_ns, [], 0)
         if open_ticket(state, ticket):
             blocks = recovery.namespace_blocks(state, event.namespace)
             state.flushes[ticket.id] = Flush(ticket, event.to_tier, blocks)
 
-    def _on_cancelled(self, event: TicketCancelled) -> None:
+    def _on_cancelled(self, event: messages.TicketCancelled) -> None:
         ticket = self.state.tickets.get(event.ticket)
         if ticket is not None and ticket.session == event.session:
-            finish_ticket(self.state, ticket, Outcome.CANCELLED, "cancelled")
+            finish_ticket(self.state, ticket, messages.Outcome.CANCELLED, "cancelled")
 
-    def _on_released(self, event: LeaseReleased) -> None:
+    def _on_released(self, event: messages.LeaseReleased) -> None:
         session = self.state.sessions[event.session]
         lease = session.leases.get(event.lease)
         if lease is None:
@@ -239,7 +180,7 @@ class Planner:
             refuse(self.state, event.session, event.request, 0, ErrorCode.UNKNOWN_LEASE, why)
             return
         let_go(self.state, session, lease)
-        self.state.out.append(RequestDone(event.session, event.request))
+        self.state.out.append(messages.RequestDone(event.session, event.request))
 
-    def _on_drain(self, _: DrainStarted) -> None:
+    def _on_drain(self, _: messages.DrainStarted) -> None:
         self.state.draining = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index
-from flexkv_py.core.links import settle
+from flexkv_py.core.links import relink, relink_slice
 from flexkv_py.core.messages import (
     BlockName,
     BlocksFound,
@@ -17,13 +17,15 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.moves import drop_record, evict, forget_record
 from flexkv_py.core.room import make_room
-from flexkv_py.core.state import State
+from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset, TransferKind
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import NamespaceDigest
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
 DROPS_AGAIN_PER_EVENT_MAX = 16
+RELINKS_PER_FOUND_MAX = 8
+"""Links renewed per block found: more than one, so that a recovery in any order leaves few to be renewed after it."""
 
 
 def introduce(state: State, index: Index, spec: NamespaceSpec) -> None:
@@ -58,22 +60,24 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
         _set_record_bytes(state, index, event.record_bytes)
     # A record may be smaller than its block: compressed.
     foreign = index.spec is not None and event.record_bytes > index.record_bytes
-    for found in event.blocks:
-        block = index.blocks.get(found.key)
+    for key, parent, location in event.blocks:
+        block = index.blocks.get(key)
         if block is not None and block.copy_in(event.tier) is not None:
-            _drop_second(state, block, event.tier, found.location)
+            _drop_second(state, block, event.tier, location)
             continue
-        if BlockName(event.namespace, event.shard, found.key, found.parent) in level.let_go:
+        if level.let_go and BlockName(event.namespace, event.shard, key, parent) in level.let_go:
             continue
-        if block is not None and block.parent != found.parent:
+        if block is not None and block.parent != parent:
             state.count("faults", f"{event.tier.name.lower()}_foreign")
             continue
         if block is None:
-            block = index.add(found.key, found.parent)
-        copy = _adopt(state, block, event.tier, found.location)
+            block = index.add(key, parent)
+            block.uses = 1  # its save, in an earlier life
+        copy = _adopt(state, block, level, location)
         if foreign or index.closed:
             state.count("faults", f"{event.tier.name.lower()}_foreign", int(foreign))
             evict(state, copy, "the namespace was reset" if index.closed else "a record of another size")
+    relink_slice(state, RELINKS_PER_FOUND_MAX * len(event.blocks))
     state.count("found", event.tier.name.lower(), len(event.blocks))
     if level.capacity_bytes and level.used_bytes > level.capacity_bytes:
         make_room(state, level, index)
@@ -100,10 +104,17 @@ def on_records_lost(state: State, event: RecordsLost) -> None:
         index = state.indexes.get((record.block.namespace, record.block.shard))
         block = None if index is None else index.blocks.get(record.block.key)
         copy = None if block is None else block.copy_in(event.tier)
-        if copy is not None and copy.state is CopyState.READY and copy.location == record.location:
+        if copy is not None and copy.state is CopyState.FILLING:
+            copy.place = lost_early(record.location)
+        elif copy is not None and copy.state is CopyState.READY and copy.location == record.location:
             state.tell(record.block.key, "lost", event.tier, event.reason)
             state.count("lost", tier)
             forget_record(state, copy)
+
+
+def lost_early(location: int) -> int:
+    """The place of a copy whose record went before we heard that it was written."""
+    return ~location
 
 
 def on_recovery_finished(state: State, event: RecoveryFinished) -> None:
@@ -137,16 +148,16 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
     drop_record(state, second)
 
 
-def _adopt(state: State, block: Block, tier: Tier, location: int) -> Copy:
+def _adopt(state: State, block: Block, level: Level, location: int) -> Copy:
     """A record met at start is a READY copy."""
-    index, level = block.index, state.levels[tier]
-    copy = Copy(block, tier, location)
-    copy.state = CopyState.READY
-    copy.present = index.full_mask if index.spec is not None else 0
-    block.set_copy(tier, copy)
-    level.used_bytes += index.record_bytes
-    level.put(copy)
-    settle(state, block)
+    copy = Copy(block, level.tier, location, CopyState.READY, block.index.full_mask)
+    if level.tier is Tier.SSD:
+        block.ssd = copy
+    else:
+        block.s3 = copy
+    level.used_bytes += block.index.record_bytes
+    level.policy.add(copy)
+    relink(state, block)
     return copy
 
 

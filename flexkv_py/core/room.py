@@ -12,7 +12,7 @@ from math import inf
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import evict, start_demotion, unpin
-from flexkv_py.core.placement import Verdict, is_below, judge, write_may_start
+from flexkv_py.core.placement import Verdict, explain, is_below, judge, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -20,6 +20,7 @@ from flexkv_py.geometry import ALIGN_BYTES
 VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
 CLEAN_PER_EVENT_MAX = 64
+RECORDS_PER_FULL = 2
 RESERVE_SHARE_MAX = 0.1
 CLEAN_SHARE_MAX = 0.5
 
@@ -41,51 +42,66 @@ def take_frames(state: State, index: Index) -> bytes | None:
         frames = state.frames.take(pages, count)
         if frames is not None:
             return frames
-        victim, verdict = _victim(state)
+        victim = _victim(state, state.dram)
         if victim is None:
             break
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
-        evict(state, victim, verdict.value)
+        evict_as_judged(state, victim, judge(state, victim))
     return None
 
 
-def _victim(state: State) -> tuple[Copy | None, Verdict]:
-    """The coldest DRAM copy that may go; what must be written first is set on its way down."""
-    reclaimable = state.dram.reclaimable.oldest
-    if reclaimable is not None and (verdict := judge(state, reclaimable)).may_go:
-        return reclaimable, verdict
+def evict_as_judged(state: State, copy: Copy, verdict: Verdict) -> None:
+    """Evict, with the reason for its story; what admission refused is counted by the rule that did."""
+    evict(state, copy, explain(state, copy, verdict))
+    for rule in refusals(state, copy) if verdict is Verdict.REFUSED else ():
+        state.count("refused_admissions", rule)
+
+
+def _victim(state: State, level: Level) -> Copy | None:
+    """The tier's coldest copy that may go; what must be written first is set on its way down."""
     for _ in range(VICTIM_SCAN_MAX):
-        copy = reclaimable or state.dram.policy.coldest()
-        reclaimable = None
+        copy = level.reclaimable.oldest or level.policy.coldest()
         if copy is None:
-            break
+            return None
         verdict = judge(state, copy)
         if verdict.may_go:
-            return copy, verdict
+            return copy
         if verdict is Verdict.HELD:
             state.touch(copy)  # out of the way of the scan until its lease ends
-        elif not demote(state, copy.block, Priority.DEMOTION):
-            break
-    return None, Verdict.WRITE
+        elif not _send_down(state, copy):
+            return None
+    return None
+
+
+def _send_down(state: State, copy: Copy) -> bool:
+    """Start what a copy needs before it may go; False when that must wait."""
+    if copy.tier is Tier.DRAM:
+        return demote(state, copy.block, Priority.DEMOTION)
+    return stage_down(state, copy)
 
 
 def demote(state: State, block: Block, priority: Priority) -> bool:
     """Write a DRAM block to the next tier down; False when that must wait.
 
-    A tier that is full of blocks not yet further down is passed by, or DRAM would wait for the staging
-    that itself needs DRAM.
+    A tier that is full of blocks not yet further down is passed by, whatever the gates below it say, or
+    DRAM would wait for the staging that itself needs DRAM.
     """
+    passed, insists = "", block.holds > 0
     for level in state.below:
         if not level.takes(block.index.record_bytes, state.now_ns):
             continue
+        if not insists and (why := refusal(state, level, block)):
+            passed = f"not above: {why}"
+            continue
         room = make_room(state, level, block.index)
         if room is Room.NONE:
+            passed, insists = "not above: full of what must go down first", True
             continue
-        if room is Room.SOON or not write_may_start(state, level) or block.copy_in(level.tier) is not None:
+        if room is Room.SOON or not write_may_start(state, level, block) or block.copy_in(level.tier) is not None:
             return False
         start_demotion(state, block, level.tier, priority)
-        state.tell(block.key, "demote", level.tier)
+        state.tell(block.key, "demote", level.tier, passed)
         return True
     return False
 
@@ -104,22 +120,24 @@ def _drop_until(state: State, level: Level, target_bytes: int) -> None:
     for _ in range(VICTIM_SCAN_MAX):
         if level.used_bytes - level.dropping_bytes <= target_bytes:
             return
-        copy = level.reclaimable.oldest or level.policy.coldest()
-        if copy is None:
+        victim = _victim(state, level)
+        if victim is None:
             return
-        verdict = judge(state, copy)
-        if verdict.may_go:
-            evict(state, copy, verdict.value)
-        elif verdict is Verdict.HELD:
-            state.touch(copy)
-        elif not stage_down(state, copy):
-            return
+        evict_as_judged(state, victim, judge(state, victim))
+
+
+def make_room_after_fault(state: State, level: Level, index: Index) -> None:
+    """A tier had less room than we counted: take it for smaller, and drop the coldest for this write and the next."""
+    level.shrink(index.record_bytes, state.now_ns)
+    dropping_bytes = level.dropping_bytes
+    _drop_until(state, level, level.used_bytes - dropping_bytes - RECORDS_PER_FULL * index.record_bytes)
+    level.full = level.dropping_bytes == dropping_bytes
 
 
 def stage_down(state: State, copy: Copy) -> bool:
     """Set an SSD copy aside and ask for its block in S3; False when enough are on their way."""
     waiting = state.demands[Tier.S3]
-    if len(waiting) + state.levels[Tier.S3].writes >= state.config.demotions_in_flight_max:
+    if not state.levels[Tier.S3].writes.takes(copy.block.index.record_bytes, waiting=len(waiting)):
         return False
     state.pin(copy)
     copy.block.holds += 1
@@ -129,48 +147,51 @@ def stage_down(state: State, copy: Copy) -> bool:
 
 def clean_ahead(state: State) -> None:
     """Keep a share of DRAM, and of SSD above S3, free or ready to be dropped at once."""
-    if not state.below:
-        return
-    frames, dram = state.frames, state.dram
-    goal = min(state.config.clean_ahead * frames.total_pages, _room_below(state, dram) / ALIGN_BYTES)
-    for _ in range(CLEAN_PER_EVENT_MAX):
-        copy = dram.policy.coldest()
-        if copy is None:
-            break
-        pages = copy.block.index.frame_pages * copy.block.index.chunk_count
-        on_their_way = dram.reclaimable.count + sum(level.writes for level in state.below)
-        if frames.total_pages - frames.used_pages + on_their_way * pages >= goal:
-            break
-        if not _clean(state, dram, copy):
-            break
-    ssd = state.levels.get(Tier.SSD)
+    frames, ssd = state.frames, state.levels.get(Tier.SSD)
+    capacity, used = frames.total_pages * ALIGN_BYTES, frames.used_pages * ALIGN_BYTES
+    _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used)
     if ssd is not None:
-        _clean_ssd(state, ssd)
+        _drop_ahead(state, ssd)
+        if Tier.S3 in state.levels:
+            free = ssd.capacity_bytes - ssd.used_bytes
+            _keep_clean(state, ssd, state.config.ssd_clean_ahead * ssd.capacity_bytes, free)
+
+
+def _keep_clean(state: State, level: Level, share_bytes: float, free_bytes: int) -> None:
+    """Have the coldest copies of a tier written below, until this much is free, ready to go or on its way."""
+    goal_bytes = min(share_bytes, _room_below(state, level))
+    for _ in range(CLEAN_PER_EVENT_MAX):
+        copy = level.policy.coldest()
+        if copy is None:
+            return
+        index, clean = copy.block.index, level.reclaimable.count
+        copy_bytes = index.record_bytes
+        if level.tier is Tier.DRAM:
+            copy_bytes = index.frame_pages * index.chunk_count * ALIGN_BYTES
+            clean += sum(lower.writes.count for lower in state.below)
+        if free_bytes + clean * copy_bytes >= goal_bytes or not _clean(state, level, copy):
+            return
 
 
 def _room_below(state: State, level: Level) -> float:
-    """Bytes that may be kept clean: half of what is below, or each record written would push out another's."""
-    below = [lower.capacity_bytes for lower in state.below if lower.tier > level.tier]
-    return sum(below) * CLEAN_SHARE_MAX if all(below) else inf
+    """Bytes that may be kept clean: half of the smallest tier below, or each record written would push out another's.
+
+    The smallest, for gates and budgets may leave a block no other.
+    """
+    below = [lower.capacity_bytes for lower in state.below if lower.tier > level.tier and lower.capacity_bytes]
+    return min(below) * CLEAN_SHARE_MAX if below else inf
 
 
-def _clean_ssd(state: State, ssd: Level) -> None:
+def _drop_ahead(state: State, ssd: Level) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
     copy = ssd.reclaimable.oldest or ssd.policy.coldest()
-    if copy is None:
-        return
-    record = copy.block.index.record_bytes
-    reserve = min(RESERVE_SHARE_MAX * ssd.capacity_bytes, state.config.demotions_in_flight_max * record)
-    _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
-    if Tier.S3 not in state.levels:
-        return
-    goal = min(state.config.clean_ahead * ssd.capacity_bytes, _room_below(state, ssd))
-    for _ in range(CLEAN_PER_EVENT_MAX):
-        copy = ssd.policy.coldest()
-        if copy is None or ssd.capacity_bytes - ssd.used_bytes + ssd.reclaimable.count * record >= goal:
-            break
-        if not _clean(state, ssd, copy):
-            break
+    if copy is not None:
+        burst = min(
+            state.config.demotions_in_flight_max * copy.block.index.record_bytes,
+            state.config.demotion_bytes_in_flight_max,
+        )
+        reserve = min(RESERVE_SHARE_MAX * ssd.capacity_bytes, burst)
+        _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
 
 
 def _clean(state: State, level: Level, copy: Copy) -> bool:
@@ -180,13 +201,9 @@ def _clean(state: State, level: Level, copy: Copy) -> bool:
         level.take_out(copy)
         level.reclaimable.push_newest(copy)
         if verdict is not Verdict.COVERED:
-            state.tell(copy.block.key, "not demoted", copy.tier, verdict.value)
+            state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))
         return True
-    if verdict is Verdict.HELD:
-        return False
-    if level.tier is Tier.DRAM:
-        return demote(state, copy.block, Priority.DEMOTION)
-    return stage_down(state, copy)
+    return verdict is not Verdict.HELD and _send_down(state, copy)
 
 
 def back_to_order(state: State, copy: Copy, *, still_cold: bool) -> None:

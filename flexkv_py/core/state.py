@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
+from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
+from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
+from flexkv_py.core.history import History
+from flexkv_py.core.messages import BlockName, Instruction, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
-from flexkv_py.core.transfers import Demand, Flush, Reset, Transfer, Waiter
+from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
+SHRUNK_NS = 60_000_000_000
+"""How long a tier that had less room than was counted is taken for that small."""
 
 
 class Level:
@@ -32,21 +36,27 @@ class Level:
     once (also below, or refused there), oldest first, all of them colder than anything in `policy`.
     """
 
-    def __init__(self, tier: Tier, capacity_bytes: int, policy: str, *, recovering: bool) -> None:
+    def __init__(self, tier: Tier, config: PlannerConfig) -> None:
         self.tier = tier
-        self.capacity_bytes = capacity_bytes  # 0 = no limit of ours
+        self._room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
+        self._shrunk_until_ns = 0
+        self.capacity_bytes = self._room_bytes  # 0 = no limit of ours
+        self.hits_min = {Tier.DRAM: 0, Tier.SSD: config.ssd_hits_min, Tier.S3: config.s3_hits_min}[tier]
+        self.budget = WriteBudget(config.ssd_bytes_per_day if tier is Tier.SSD else 0)
         self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
         self.dropping_bytes = 0
-        self.policy = POLICIES[policy]()
+        self.policy = POLICIES[config.policy]()
         self.reclaimable = CopyList()
         self.up = True
         self.down_reason = ""
-        self.writes = 0  # demotions into this tier in flight
+        self.writes = InFlight(config.demotions_in_flight_max, config.demotion_bytes_in_flight_max)
+        self.loading_bytes = 0  # of promotions for loads in flight from this tier
+        self.forecast = Forecast()
         self.faults_in_row = 0
         self.pause_until_ns = 0
         self.last_fault = ""
-        self.full = False  # the last write found no room, whatever we counted
-        self.recovering = recovering  # not all that the last life left here is known yet
+        self.full = False  # the last write found no room, whatever we counted, and nothing there may go
+        self.recovering = tier in config.recovers  # not all that the last life left here is known yet
         self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
         self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
 
@@ -78,14 +88,19 @@ class Level:
 
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
-        self.writes -= 1
-        assert self.writes >= 0
-        self.full = result.fault is Fault.FULL
+        self.full = False
         if result.fault is None:
             self.faults_in_row = 0
+            if self._shrunk_until_ns <= now_ns:
+                self.capacity_bytes = self._room_bytes
         elif self.pause_until_ns <= now_ns:  # writes that fail together are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
+
+    def shrink(self, record_bytes: int, now_ns: int) -> None:
+        """A write found no room: what is in use is all there is, for a while."""
+        self.capacity_bytes = max(self.used_bytes, record_bytes)
+        self._shrunk_until_ns = now_ns + SHRUNK_NS
 
 
 class State:
@@ -98,16 +113,12 @@ class State:
         self.indexes: dict[tuple[NamespaceDigest, int], Index] = {}
         self.resets: list[Reset] = []
         self.frames = FramePool(config.segment_bytes, config.dram_segments)
-        capacities = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}
-        self.levels = {
-            tier: Level(tier, capacities[tier], config.policy, recovering=tier in config.recovers)
-            for tier in config.tiers
-        }
+        self.levels = {tier: Level(tier, config) for tier in config.tiers}
         self.dram = self.levels[Tier.DRAM]
         self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
         self.transfers: dict[int, Transfer] = {}
         self.transfers_made = 0
-        self.promotions = 0
+        self.promotions = InFlight(config.promotions_in_flight_max, config.promotion_bytes_in_flight_max)
         self.waiters: dict[Copy, list[Waiter]] = {}  # who wants to hear when a FILLING copy ends
         self.dropped: dict[Copy, None] = {}  # detached: failed fills still read, second records
         self.sessions: dict[int, Session] = {}
@@ -115,11 +126,13 @@ class State:
         self.lease_owner: dict[int, int] = {}
         self.tickets: dict[int, Ticket] = {}
         self.room_loads: deque[tuple[Ticket, int]] = deque()
+        self.room_prefetches: deque[tuple[Ticket, int]] = deque()
         self.room_saves: deque[tuple[Ticket, int]] = deque()
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
         self.demands_abandoned = False  # some ticket with demands ended before they did
         self.flushes: dict[int, Flush] = {}
-        self.relink: deque[Iterator[Block]] = deque()  # children whose parent's link changed
+        self.relink: deque[Block] = deque()  # children whose parent's link changed
+        self.history = History()
         self.demotion_faults: dict[Block, int] = {}
         self.timers: list[tuple[int, int, str, int]] = []
         self.timers_made = 0

@@ -14,6 +14,36 @@ from flexkv_py.core.messages import Tier
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.keys import NamespaceDigest
 
+IN_FLIGHT_BLOCKS_MIN = 4
+"""So many may always be on their way, however large: one at a time would leave a link idle between them."""
+
+
+class InFlight:
+    """Blocks on their way along one link, limited by count and by bytes."""
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        self.count = 0
+        self.bytes = 0
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+
+    def takes(self, record_bytes: int, *, share: int = 1, waiting: int = 0) -> bool:
+        """Whether one more fits into a `share`-th of the limits, `waiting` others counted as on their way."""
+        count, used_bytes = self.count + waiting, self.bytes + waiting * record_bytes
+        if count >= max(1, self._count_max // share):
+            return False
+        return count < IN_FLIGHT_BLOCKS_MIN // share or used_bytes + record_bytes <= self._bytes_max // share
+
+    def begin(self, record_bytes: int) -> None:
+        self.count += 1
+        self.bytes += record_bytes
+
+    def end(self, record_bytes: int) -> None:
+        self.count -= 1
+        self.bytes -= record_bytes
+        assert self.count >= 0
+        assert self.bytes >= 0
+
 
 class TransferKind(Enum):
     """Load and save touch a worker; the others move between tiers."""
@@ -46,6 +76,11 @@ class Transfer:
     running: int = 0
     """LOAD: copies handed out and not yet reported."""
     failed: bool = False
+    started_ns: int = 0
+    deadline_ns: int = 0
+    """PROMOTE: when nobody has any more use for it; 0 = never."""
+    ahead_bytes: int = 0
+    """PROMOTE for a load: bytes of loads on their way from the same tier at the start, its own included."""
     uses: int = 0
     """DEMOTE: the block's uses at the start; unchanged means it is still cold."""
 

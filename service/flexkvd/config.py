@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
+from flexkv_py.core.policies import POLICIES
 from flexkv_tiers.codec.choice import CODEC_NAMES
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
 
@@ -114,6 +115,9 @@ class SsdTable:
         "Room of each file system that stays free; 0: a fiftieth of it, at most 1 GiB.",
         0,
         high=1 << 50,
+    )
+    endurance_bytes_per_day: int = key(
+        Kind.SIZE, "Written per day at most, but for saves that insist on SSD; 0: no limit.", 0, high=1 << 60
     )
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)
@@ -229,16 +233,29 @@ class CodecTable:
 class PlannerTable:
     """[planner]: what is kept where."""
 
-    policy: str = key(Kind.TEXT, "Order of eviction.", "lru", choices=("lru",))
+    policy: str = key(
+        Kind.TEXT,
+        "Order of eviction: least recently used, S3-FIFO, or LRU that learns to keep blocks used once to a share.",
+        "adaptive",
+        choices=tuple(POLICIES),
+    )
     admission: str = key(
         Kind.TEXT,
         "What may go below DRAM: every block, or one seen a second time.",
         "always",
         choices=("always", "second-use"),
     )
+    ssd_hits_min: int = key(
+        Kind.COUNT, "Uses (the save is one) before a block may go to SSD; 0: as `admission` says.", 0, high=255
+    )
+    s3_hits_min: int = key(Kind.COUNT, "The same for S3.", 0, high=255)
     clean_ahead: float = key(
         Kind.NUMBER, "Share of DRAM (and of SSD, with S3 below it) kept free or already copied below.", 0.25, high=0.99
     )
+    dram_clean_ahead: float = key(
+        Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99
+    )
+    ssd_clean_ahead: float = key(Kind.NUMBER, "The same for SSD alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99)
 
 
 @dataclass(frozen=True)
@@ -263,9 +280,25 @@ class LimitsTable:
         Kind.SIZE, "Replies kept for a client that does not read; more closes it.", 8 * MIB, low=64 * KIB, high=GIB
     )
     allocation_waiters_max: int = key(Kind.COUNT, "Blocks that wait for room in DRAM.", 65_536, low=1, high=1 << 24)
-    demotions_in_flight_max: int = key(Kind.COUNT, "Blocks on their way down to one tier.", 16, low=1, high=65_536)
-    promotions_in_flight_max: int = key(Kind.COUNT, "Blocks on their way up.", 64, low=1, high=65_536)
-    flush_in_flight_max: int = key(Kind.COUNT, "Blocks of one flush on their way down.", 16, low=1, high=65_536)
+    demotions_in_flight_max: int = key(Kind.COUNT, "Blocks on their way down to one tier.", 1024, low=1, high=65_536)
+    demotion_bytes_in_flight_max: int = key(
+        Kind.SIZE,
+        "The same in bytes; four may be under way at any size.",
+        64 * MIB,
+        low=4 * KIB,
+        high=1 << 40,
+    )
+    promotions_in_flight_max: int = key(
+        Kind.COUNT, "Blocks on their way up; only loads use the second half.", 1024, low=1, high=65_536
+    )
+    promotion_bytes_in_flight_max: int = key(
+        Kind.SIZE,
+        "The same in bytes; four may be under way at any size.",
+        256 * MIB,
+        low=4 * KIB,
+        high=1 << 40,
+    )
+    flush_in_flight_max: int = key(Kind.COUNT, "Blocks of one flush on their way down.", 1024, low=1, high=65_536)
     demotion_faults_max: int = key(
         Kind.COUNT, "A block whose demotion failed so often may leave DRAM without a copy below.", 2, low=1, high=1000
     )
@@ -357,7 +390,8 @@ def describe() -> Iterator[KeyDescription]:
 
 def planner_config(config: Config) -> PlannerConfig:
     """What of it the planner is told."""
-    ssd, s3, limits = config.ssd, config.s3, config.limits
+    ssd, s3, limits, rules = config.ssd, config.s3, config.limits, config.planner
+    hits_min = 2 if rules.admission == "second-use" else 1
     tiers = (Tier.DRAM, *([Tier.SSD] if ssd else []), *([Tier.S3] if s3 else []))
     return PlannerConfig(
         tiers=tiers,
@@ -366,15 +400,20 @@ def planner_config(config: Config) -> PlannerConfig:
         dram_segments=config.dram.bytes // config.dram.segment_bytes,
         ssd_bytes=_usable_bytes(ssd) if ssd else 0,
         s3_bytes=s3.bytes if s3 else 0,
-        policy=config.planner.policy,
-        admission=config.planner.admission,
-        clean_ahead=config.planner.clean_ahead,
+        policy=rules.policy,
+        ssd_hits_min=rules.ssd_hits_min or hits_min,
+        s3_hits_min=rules.s3_hits_min or hits_min,
+        ssd_bytes_per_day=ssd.endurance_bytes_per_day if ssd else 0,
+        dram_clean_ahead=rules.clean_ahead if rules.dram_clean_ahead < 0 else rules.dram_clean_ahead,
+        ssd_clean_ahead=rules.clean_ahead if rules.ssd_clean_ahead < 0 else rules.ssd_clean_ahead,
         sessions_max=limits.sessions_max,
         tickets_per_session_max=limits.tickets_per_session_max,
         leases_per_session_max=limits.leases_per_session_max,
         allocation_waiters_max=limits.allocation_waiters_max,
         demotions_in_flight_max=limits.demotions_in_flight_max,
+        demotion_bytes_in_flight_max=limits.demotion_bytes_in_flight_max,
         promotions_in_flight_max=limits.promotions_in_flight_max,
+        promotion_bytes_in_flight_max=limits.promotion_bytes_in_flight_max,
         flush_in_flight_max=limits.flush_in_flight_max,
         demotion_faults_max=limits.demotion_faults_max,
         story_events_max=limits.story_events_max,

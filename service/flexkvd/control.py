@@ -14,6 +14,7 @@ from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import BlockKey
 from flexkvd.durations import Durations
+from flexkvd.facts import facts_of
 from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, S3_FAMILIES, TIER_GAUGES, Metrics, Samples
 from flexkvd.parts import Parts
 
@@ -53,7 +54,7 @@ class Operator:
             "version": flexkv_py.__version__,
             "boot": parts.boot.hex(),
             **parts.readiness.report(),
-            "planner": parts.planner.snapshot(),
+            "planner": facts_of(parts.planner.state),
             "counters": _nested(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),
             "sessions": sessions,
@@ -98,7 +99,7 @@ class Operator:
     def samples(self) -> Mapping[str, Samples]:
         """Values of every counter and gauge of `metrics.FAMILIES`."""
         parts = self._parts
-        counters, facts = _nested(parts.planner.counters), parts.planner.snapshot()
+        counters, facts = _nested(parts.planner.counters), facts_of(parts.planner.state)
         links = {(link.name,): link for link in parts.executor.links.values()}
         on_core_ns, queued_ns = parts.lag.core_times()
         return {

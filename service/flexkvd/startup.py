@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 FATAL_CODES = frozenset({ErrorCode.S3_BUCKET_MISSING, ErrorCode.S3_DENIED, ErrorCode.BAD_CONFIG})
 GC_THRESHOLDS = (50_000, 50, 1_000)
-"""Young collections are cheap and a full one over a million blocks stalls 0.3 s: make it rare."""
+"""Young collections are cheap; a full one over a million blocks stalls 0.3 s, and while they are found there would be
+one for every quarter more of them: make it rare."""
 
 
 async def populate(arena: Arena, readiness: Readiness) -> None:
@@ -45,6 +46,7 @@ async def populate(arena: Arena, readiness: Readiness) -> None:
 
 async def recover(tier: Tier, store: TierStore, engine: Engine, readiness: Readiness) -> None:
     """Tell the planner of every block a started tier still has."""
+    gc.set_threshold(*GC_THRESHOLDS)
     name, count = tier.name.lower(), 0
     readiness.begin(name, lambda: f"{count} blocks found so far")
     async for batch in store.found():
@@ -72,7 +74,9 @@ async def reach(tier: Tier, store: TierStore, engine: Engine, readiness: Readine
 
 
 def settle_heap() -> None:
-    """Take what recovery built out of the garbage collector's sight: it lives as long as the daemon."""
-    gc.collect()
+    """Take what recovery built out of the garbage collector's sight: it lives as long as the daemon.
+
+    No collection first: it would look at every block while the first clients wait.
+    """
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

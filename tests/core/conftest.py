@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flexkv_py.core import invariants
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
     ChunkLanded,
@@ -27,11 +26,13 @@ from flexkv_py.core.messages import (
     StartMove,
     TicketFinished,
     Tier,
+    TimePassed,
     TransferResult,
     TransfersFinished,
 )
 from flexkv_py.core.planner import Planner
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
+from tests import invariants
 
 NAMESPACE = NamespaceDigest(bytes(range(32)))
 CHUNKS = (8192, 4096)
@@ -100,6 +101,15 @@ class Bench:
         """End everything that runs, without faults, until nothing runs."""
         while self.running:
             self.settle_once()
+
+    def settle_copies(self) -> None:
+        """End the copies with workers that run now, without faults; moves between tiers go on."""
+        copies = [at for at, [first, *_] in self.running.items() if isinstance(first, StartCopies)]
+        results = [one for transfer in copies for one in self._end(transfer, self.running.pop(transfer))]
+        self.post(TransfersFinished(results, self.now_ns))
+
+    def tick(self) -> None:
+        self.post(TimePassed(self.now_ns))
 
     def settle_once(self) -> None:
         """End what runs now, without faults; what that starts goes on."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flexkv_py.core.blocks import unpack_frames
 from flexkv_py.core.frames import FramePool
+from tests.invariants import used_pages
 
 PAGE_BYTES = 4096
 SEGMENT_PAGES = 12
@@ -34,7 +35,7 @@ def test_any_sequence_hands_out_each_page_once(segment_count, steps):
             pool.drain_for(size)
         pages = [page for size, packed in taken for page in pages_of(size, packed)]
         assert len(pages) == len(set(pages)) == pool.used_pages
-        pool.recount()
+        used_pages(pool)
     for size, frames in taken:
         pool.give(size, frames)
     assert pool.used_pages == 0
@@ -86,7 +87,7 @@ def test_a_draining_segment_comes_free_for_another_size():
             break
     else:
         pytest.fail("no segment came free")
-    pool.recount()
+    used_pages(pool)
 
 
 def test_what_can_never_fit_is_known():

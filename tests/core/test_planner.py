@@ -295,7 +295,7 @@ def test_a_tier_that_is_down_is_no_hit(benches):
 
 def test_second_use_admits_only_what_was_used_again(benches):
     """Under `second-use` a block saved once is dropped with a reason, one that was loaded is demoted."""
-    bench = benches(**TWO, admission="second-use")
+    bench = benches(**TWO, ssd_hits_min=2)
     used, unused = chain(2, "used"), chain(2, "unused")
     bench.save(used)
     bench.save(unused)
@@ -307,7 +307,8 @@ def test_second_use_admits_only_what_was_used_again(benches):
         bench.settle()
     assert bench.match(used).length == 2
     assert bench.match(unused).length == 0
-    assert bench.planner.story(unused[0])[-1].detail == "admission refused it below"
+    detail = bench.planner.story(unused[0])[-1].detail
+    assert detail == "admission refused it below: used 1 times, ssd_hits_min = 2"
 
 
 def test_an_acknowledged_depth_is_kept(benches):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexkv_py.core.blocks import Block, Copy, Index
+from flexkv_py.core.history import History
 from flexkv_py.core.messages import Tier
-from flexkv_py.core.policies import POLICIES, LeastRecentlyUsed
+from flexkv_py.core.policies import POLICIES, Adaptive, LeastRecentlyUsed, Policy, SmallMainFifo
+from flexkv_py.keys import BlockKey
 from tests.core.conftest import NAMESPACE, chain
 
 STEPS = st.lists(st.tuples(st.sampled_from(("add", "cool", "remove", "evict")), st.integers(0, 7)))
@@ -75,3 +80,116 @@ def test_a_copy_stands_in_one_order_only():
     policy.remove(copy)
     with pytest.raises(AssertionError):
         policy.remove(copy)
+
+
+# ------------------------------------------------- whole caches, against reference models
+
+
+def misses(policy: Policy, references: list[int], room: int) -> int:
+    """A cache of `room` blocks in this order of eviction, with the planner's history, and what it missed."""
+    index, history = Index(NAMESPACE, 0), History()
+    cached: dict[int, Copy] = {}
+    missed = 0
+    for number in references:
+        copy = cached.get(number)
+        if copy is not None:
+            policy.remove(copy)
+        else:
+            missed += 1
+            if len(cached) == room:
+                victim = policy.coldest()
+                policy.remove(victim)
+                del cached[int.from_bytes(victim.block.parent, "little")]
+                history.remember(victim.block.key, 0, victim.block.uses, room)
+            key = BlockKey(hashlib.sha256(number.to_bytes(8, "little")).digest()[:16])
+            block = Block(key, BlockKey(number.to_bytes(16, "little")), index)
+            block.uses = history.uses(key, 0)
+            copy = cached[number] = Copy(block, Tier.DRAM, b"")
+        copy.block.uses += 1
+        policy.add(copy)
+    return missed
+
+
+def flooded(seed: int, count: int) -> list[int]:
+    """Half of it a set that returns, in turn; half of it blocks used once: LRU keeps neither."""
+    chance = random.Random(seed)
+    fresh = iter(range(1000, 1 << 30))
+    return [chance.randrange(300) if chance.random() < 0.5 else next(fresh) for _ in range(count)]
+
+
+def drifting(seed: int, count: int) -> list[int]:
+    """What was used lately is used again, and what was used often is not: LRU's own kind."""
+    chance = random.Random(seed)
+    return [at // 10 - int(chance.expovariate(1 / 120)) + 1_000_000 for at in range(count)]
+
+
+def looping(seed: int, count: int) -> list[int]:
+    """A loop a little larger than the cache, at another place every few thousand references."""
+    return [at % 480 + at // 6000 * 1000 + seed for at in range(count)]
+
+
+@pytest.mark.parametrize("make", [flooded, drifting, looping])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_adaptive_has_lru_as_its_floor(make, seed):
+    """On traffic that suits LRU, that suits another order, or that suits none: not 1 % more misses than LRU."""
+    references = make(seed, 24_000)
+    floor = misses(LeastRecentlyUsed(), references, 400)
+    assert misses(Adaptive(), references, 400) <= 1.01 * floor
+
+
+def test_adaptive_and_s3fifo_withstand_a_flood():
+    """A flood of blocks used once pushes out less of what returns than under LRU: a tenth fewer misses at least."""
+    references = flooded(3, 24_000)
+    floor = misses(LeastRecentlyUsed(), references, 250)
+    assert misses(Adaptive(), references, 250) <= 0.9 * floor
+    assert misses(SmallMainFifo(), references, 250) <= 0.9 * floor
+
+
+def test_adaptive_turns_back_when_the_traffic_does():
+    """After a flood the order follows another candidate; when LRU is best again it follows LRU."""
+    policy = Adaptive()
+    misses(policy, flooded(4, 12_000), 250)
+    assert policy._duel.best.share < 1.0
+    policy = Adaptive()
+    misses(policy, [*flooded(4, 12_000), *drifting(4, 24_000)], 250)
+    assert policy._duel.best.share == 1.0
+
+
+def test_s3fifo_gives_a_used_block_another_round():
+    """New blocks beyond the small share go first; in the main queue a use earns a round, and rounds run out."""
+    policy, [first, second, *fresh] = SmallMainFifo(), copies(6)
+    for copy in (first, second):
+        copy.block.uses = 2
+        policy.add(copy)
+    for copy in fresh:
+        copy.block.uses = 1
+        policy.add(copy)
+    for copy in fresh[:-1]:
+        assert policy.coldest() is copy
+        policy.remove(copy)
+    policy.remove(fresh[-1])
+    first.block.uses += 1
+    assert policy.coldest() is second
+    policy.remove(second)
+    assert policy.coldest() is first
+
+
+def test_the_history_forgets_the_oldest_first():
+    """Of many more blocks than it has places the newest are remembered with their uses, the oldest are not."""
+    history = History()
+    keys = [BlockKey(hashlib.sha256(bytes([at % 256, at // 256])).digest()[:16]) for at in range(8_000)]
+    for at, key in enumerate(keys):
+        history.remember(key, 0, 1 + at % 9, 1000)
+    assert [history.uses(key, 0) for key in keys[-500:]] == [1 + at % 9 for at in range(7_500, 8_000)]
+    assert not any(history.uses(key, 0) for key in keys[:1_000])
+    assert not history.uses(keys[-1], 1), "another shard's block is another block"
+
+
+def test_the_history_grows_and_forgets_nothing_by_it():
+    """Entries made while it was small are found after it has doubled several times."""
+    history = History()
+    keys = [BlockKey(hashlib.sha256(bytes([at % 256, 9])).digest()[:16]) for at in range(100)]
+    for key in keys:
+        history.remember(key, 0, 3, 100)
+    history.remember(BlockKey(b"x" * 16), 0, 1, 100_000)
+    assert [history.uses(key, 0) for key in keys] == [3] * 100

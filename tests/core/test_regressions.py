@@ -56,7 +56,7 @@ def test_a_promotion_of_a_reset_namespace_gives_its_frames_back_once(benches):
 
 def test_an_ssd_record_lost_while_it_is_staged_stands_in_no_order(benches):
     """A staged SSD copy found corrupt is dropped, not put back where victims are looked for."""
-    bench = benches(**THREE | {"ssd_bytes": 2 * RECORD_BYTES}, clean_ahead=0.9)
+    bench = benches(**THREE | {"ssd_bytes": 2 * RECORD_BYTES}, dram_clean_ahead=0.9, ssd_clean_ahead=0.9)
     ssd, keys = bench.planner.state.levels[Tier.SSD], chain(1)
     bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(keys, 7), 0))
     bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(chain(1, "other"), 8), 0))
@@ -72,7 +72,7 @@ def test_an_ssd_record_lost_while_it_is_staged_stands_in_no_order(benches):
 
 def test_an_ssd_smaller_than_dram_does_not_keep_saves_waiting(benches):
     """A DRAM copy whose record was pushed out of SSD leaves the head of the line, so room is always found."""
-    bench = benches(**TWO | {"ssd_bytes": 2 * RECORD_BYTES}, clean_ahead=0.5)
+    bench = benches(**TWO | {"ssd_bytes": 2 * RECORD_BYTES}, dram_clean_ahead=0.5, ssd_clean_ahead=0.5)
     for number in range(6):
         bench.save(chain(4, f"flood{number}"))
         bench.settle()
@@ -82,7 +82,7 @@ def test_an_ssd_smaller_than_dram_does_not_keep_saves_waiting(benches):
 
 def test_an_idle_planner_writes_nothing(benches):
     """Keeping DRAM clean ends by itself, even when less fits below than is to be kept clean."""
-    bench = benches(**TWO | {"ssd_bytes": 3 * RECORD_BYTES}, clean_ahead=0.9)
+    bench = benches(**TWO | {"ssd_bytes": 3 * RECORD_BYTES}, dram_clean_ahead=0.9, ssd_clean_ahead=0.9)
     bench.save(chain(8))
     moves = 0
     while bench.running:

@@ -16,12 +16,12 @@ import uvloop
 
 from flexkv_py.client import Client, PagedLayout, create_memory
 from flexkv_py.client.handles import Memory
-from flexkv_py.core import invariants
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_tiers.memory import WorkerMemory
 from flexkvd.config import Config, parse_config
 from flexkvd.daemon import Daemon
 from flexkvd.parts import Parts, make_parts
+from tests import invariants
 
 GEOMETRY = Geometry(
     planes=(Plane("kv", tuple(range(4)), 128), Plane("index", tuple(range(4)), 32)),

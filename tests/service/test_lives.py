@@ -17,6 +17,7 @@ from flexkv_py.core.messages import DrainStarted, Event, Instruction
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import GoingAway
 from flexkvd.cli.s3server import S3Server
+from flexkvd.facts import facts_of
 
 from .conftest import GEOMETRY, DaemonThread, Worker
 
@@ -58,14 +59,14 @@ def test_a_killed_worker_leaves_nothing_behind(start: Callable[..., DaemonThread
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
-    assert daemon.call(daemon.parts.planner.snapshot)["leases"] == 1
+    assert daemon.call(lambda: facts_of(daemon.parts.planner.state))["leases"] == 1
     [mapping] = daemon.mappings()
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
 
     def gone() -> bool:
-        facts = daemon.call(daemon.parts.planner.snapshot)
+        facts = daemon.call(lambda: facts_of(daemon.parts.planner.state))
         return (facts["sessions"], facts["leases"], facts["tickets"]) == (0, 0, 0)
 
     until(gone, 1.0)

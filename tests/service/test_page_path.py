@@ -9,6 +9,7 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkvd.facts import facts_of
 
 from .conftest import GEOMETRY, DaemonThread, Worker
 
@@ -143,7 +144,7 @@ def test_a_lost_session_leaves_nothing_behind(daemon: DaemonThread, connect: Cal
     end = time.monotonic() + 1.0
     while daemon.call(lambda: len(daemon.parts.sessions.by_number)) and time.monotonic() < end:
         time.sleep(0.01)
-    facts = daemon.call(daemon.parts.planner.snapshot)
+    facts = daemon.call(lambda: facts_of(daemon.parts.planner.state))
     assert (facts["sessions"], facts["leases"], facts["tickets"]) == (0, 0, 0)
     assert daemon.call(lambda: len(daemon.parts.sessions.by_number)) == 0
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flexkv_py.client import create_memory
-from flexkv_py.core import invariants
+from flexkv_py.core.forecast import SAMPLES_MIN
 from flexkv_py.core.messages import Fault, RecoveryFinished, Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.wire.codec import decode_daemon, encode
@@ -45,9 +45,11 @@ from flexkvd import socket_file
 from flexkvd.config import Config, parse_config, planner_config
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor, TierLimits
+from flexkvd.facts import facts_of
 from flexkvd.requests import Requests
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
+from tests import invariants
 
 from .conftest import GEOMETRY
 from .virtual_loop import VirtualLoop
@@ -192,9 +194,9 @@ def test_a_lease_ends_with_its_time(play: Play) -> None:
         assert isinstance(matched, Matched)
         assert matched.lease
         await asyncio.sleep(299)
-        assert world.planner.snapshot()["leases"] == 1
+        assert facts_of(world.planner.state)["leases"] == 1
         await asyncio.sleep(2)
-        assert world.planner.snapshot()["leases"] == 0
+        assert facts_of(world.planner.state)["leases"] == 0
 
     play(scene)
 
@@ -311,5 +313,47 @@ def test_a_deadline_over_the_limit_is_refused(play: Play) -> None:
         refused = await peer.ask(Save(0, keys(1, 1), pages(1), 1, deadline_ms=10**9))
         assert isinstance(refused, Failed)
         assert (refused.code, "600000" in refused.message) == ("bad_argument", True)
+
+    play(scene)
+
+
+def test_a_load_that_must_come_late_is_answered_at_once(play: Play) -> None:
+    """A tier has shown that a read takes three seconds: a load with one second left is told late without waiting."""
+
+    async def scene(world: World, peer: Peer) -> None:
+        count = BLOCKS_IN_ARENA
+        assert count > SAMPLES_MIN
+        await peer.end(await peer.save(keys(1, count), ack="ssd"))
+        await peer.end(await peer.save(keys(1000, count), ack="ssd"))
+        world.plan.script(Operation.READ, *[Verdict(3 * SECOND_NS)] * count)
+        for number in range(SAMPLES_MIN):
+            opened = await peer.ask(Load(0, keys(1 + number, 1), pages(1), 1, deadline_ms=60_000))
+            assert (await peer.end(opened.ticket)).outcomes == ["loaded"]
+        before = world.loop.now_s
+        wanted = keys(1, 1) + keys(1000, 2)
+        opened = await peer.ask(Load(0, wanted, pages(3), 1, deadline_ms=1_000))
+        progress = await peer.end(opened.ticket)
+        assert progress.outcomes == ["loaded", "late", "late"]
+        assert "block 1 would arrive from ssd in 3 s, the deadline is in 1 s" in progress.detail
+        assert world.loop.now_s - before < 0.1
+
+    play(scene)
+
+
+def test_a_read_whose_turn_comes_too_late_is_not_begun(play: Play) -> None:
+    """Reads that still wait on the link when their load is over make room; the one that runs lands for others."""
+
+    async def scene(world: World, peer: Peer) -> None:
+        count = BLOCKS_IN_ARENA
+        await peer.end(await peer.save(keys(1, count), ack="ssd"))
+        await peer.end(await peer.save(keys(1000, count), ack="ssd"))
+        world.plan.script(Operation.READ, *[Verdict(10 * SECOND_NS)] * 6)
+        before = world.loop.now_s
+        hurried = await peer.ask(Load(0, keys(1, 6), pages(6), 1, deadline_ms=5_000))
+        patient = await peer.ask(Load(0, keys(5, 2), pages(8)[-8:], 1, deadline_ms=60_000))
+        assert set((await peer.end(hurried.ticket)).outcomes) == {"late"}
+        assert (await peer.end(patient.ticket)).outcomes == ["loaded"] * 2
+        assert 20 <= world.loop.now_s - before < 21  # two at a time: the hurried two, then the patient two
+        assert world.executor.traffic.bytes["ssd_dram"] == 4 * GEOMETRY.block_bytes
 
     play(scene)

@@ -25,6 +25,7 @@ class Ticket:
     slots: list[int] = field(default_factory=list)
     ack: Tier = Tier.DRAM
     opened: int = 0
+    deadline_ns: int = 0
     copies: int = 0
     over: bool = False
     outcomes: list[Outcome] = field(default_factory=list)

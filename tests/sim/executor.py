@@ -26,8 +26,10 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.fake import Operation, Verdict
 from tests.sim.clients import Ticket
+from tests.sim.faults import MICROSECOND
 from tests.sim.memory import FakeArena
 from tests.sim.names import block_bytes, chunks_of, frame_pages
+from tests.sim.stores import Disk
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class Executor:
     def _promote(self, move: StartMove) -> None:
         pages = self._pages(move.block)
         self._arena.begin_filling(move.block, move.frames, pages)
+        self._world.stores[move.tier].begin_read(move.block)
         verdict = self._world.faults.verdict(move.tier.name.lower(), Operation.READ)
         self._world.after(verdict.latency_ns, self._land, move, pages, verdict, 0)
 
@@ -90,6 +93,8 @@ class Executor:
         try:
             if self._world.is_down(move.tier):
                 raise TierFault(Fault.DOWN, "the tier is down")
+            if chunk == 0 and 0 < move.deadline_ns <= self._world.now_ns and self._world.chance.random() < 0.5:
+                raise TierFault(Fault.LATE, "its deadline passed before its turn came")
             if verdict.fault is not None and chunk >= min(verdict.chunk, len(move.frames) - 1):
                 raise TierFault(verdict.fault, "planned")
             data, checksum = self._world.stores[move.tier].read(move.block, move.location, chunk)
@@ -108,6 +113,7 @@ class Executor:
 
     def _end_promotion(self, move: StartMove, pages: int, fault: Fault | None, detail: str) -> None:
         self._arena.end_filling(move.frames, pages)
+        self._world.stores[move.tier].end_read(move.block)
         self._world.finish(TransferResult(move.transfer, fault, move.location, 0, detail), move)
 
     # --------------------------------------------------------------- demotions
@@ -149,7 +155,23 @@ class Executor:
                 world.oracle.written(move)
             except TierFault as full:
                 fault = full.fault
-        world.finish(TransferResult(move.transfer, fault, location, 0, "" if fault is None else "planned"), move)
+        disk = world.stores[move.tier]
+        if fault is None and isinstance(disk, Disk):
+            self._make_durable(move, location, disk)
+        else:
+            self._acknowledge(move, location, fault)
+
+    def _make_durable(self, move: StartMove, location: int, disk: Disk) -> None:
+        """Acknowledge the record once a sync, which others may share, has ended."""
+
+        def synced() -> None:
+            disk.sync()
+            self._acknowledge(move, location, None)
+
+        self._world.after(self._world.chance.choice((0, 100, 5000)) * MICROSECOND, synced)
+
+    def _acknowledge(self, move: StartMove, location: int, fault: Fault | None) -> None:
+        self._world.finish(TransferResult(move.transfer, fault, location, 0, "" if fault is None else "planned"), move)
 
     def torn(self) -> list[tuple[StartMove, list[bytes], list[bytes]]]:
         """Writes that a crash now would cut off."""

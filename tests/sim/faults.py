@@ -28,6 +28,10 @@ class Faults:
     damage_rate: float = 0.0
     down_rate: float = 0.0
     crash_rate: float = 0.0
+    reclaim_rate: float = 0.0
+    """Records a store lets go of by itself, per operation of the workload."""
+    others_rate: float = 0.0
+    """Blocks another daemon writes into the bucket, per operation of the workload."""
     in_doubt_rate: float = 0.5
     """Failed S3 writes of which the object is there all the same."""
     stopped: bool = False
@@ -50,6 +54,8 @@ class Faults:
             self.memory_rate = scale
             self.damage_rate = chance.choice((0.0, 0.01, 0.03))
             self.down_rate = chance.choice((0.0, 0.003, 0.01))
+            self.reclaim_rate = chance.choice((0.0, 0.01, 0.05))
+        self.others_rate = chance.choice((0.0, 0.0, 0.03))
         self.crash_rate = chance.choice((0.0, 0.001, 0.004))
 
     def verdict(self, tier: str, operation: Operation) -> Verdict:
@@ -60,5 +66,6 @@ class Faults:
         """From here on everything works."""
         self.stopped = True
         self.memory_rate = self.damage_rate = self.down_rate = self.crash_rate = 0.0
+        self.reclaim_rate = self.others_rate = 0.0
         for plan in self.plans.values():
             plan.rates = {operation: {} for operation in Operation}

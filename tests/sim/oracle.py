@@ -24,10 +24,14 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from tests.sim.clients import Client, Lease, Ticket
+from tests.sim.faults import SECOND
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+FORECAST_AGE_NS_MAX = 5 * SECOND
+"""How long a read may be past to count for what the next ones will take."""
 
 SURE = (Outcome.STORED, Outcome.PRESENT)
 
@@ -47,6 +51,7 @@ class Oracle:
         self._hurt: dict[BlockName, int] = {}  # when it last lost a record to a fault
         self._landed: dict[tuple[Tier, BlockName], int] = {}  # when a chunk of it last came from there
         self._written: dict[tuple[Tier, BlockName], int] = {}
+        self._read_ns = -FORECAST_AGE_NS_MAX
         self.hits: Counter[Tier] = Counter()
         self.moves: Counter[tuple[MoveKind, Tier]] = Counter()
 
@@ -71,10 +76,16 @@ class Oracle:
     def written(self, move: StartMove) -> None:
         self._written[move.tier, move.block] = self.now()
 
+    def appeared(self, block: BlockName) -> None:
+        """Another daemon saved this block and wrote it to the bucket."""
+        self._saved[block] = self._written[Tier.S3, block] = self.now()
+
     def told(self, move: StartMove, fault: Fault | None) -> None:
         """The planner is about to hear how a move ended."""
         if fault is None:
             self.moves[move.kind, move.tier] += 1
+            if move.kind is MoveKind.PROMOTE:
+                self._read_ns = self._world.now_ns
         elif move.kind is MoveKind.PROMOTE and fault in (Fault.CORRUPT, Fault.MISSING):
             self.hurt(move.block)
 
@@ -113,6 +124,7 @@ class Oracle:
         """A new life counts from zero."""
         self.hits.clear()
         self.moves.clear()
+        self._read_ns = -FORECAST_AGE_NS_MAX
         self._save_begun.clear()
 
     # ---------------------------------------------------- what the planner says
@@ -143,6 +155,8 @@ class Oracle:
                 self._acknowledged(ticket, block)
             elif ticket.kind is TicketKind.LOAD and outcome is Outcome.LOADED:
                 self._check_loaded(ticket, position, block, Tier(told.tiers[position]))
+            elif outcome is Outcome.LATE and self._world.now_ns < ticket.deadline_ns:
+                self._check_given_up(block)
 
     def _acknowledged(self, ticket: Ticket, block: BlockName) -> None:
         if ticket.ack is Tier.DRAM:
@@ -154,6 +168,11 @@ class Oracle:
                 self._promised[at] = ticket.opened  # some keys are settled long before their ticket ends
         elif max(self._hurt.get(block, 0), dropped) < ticket.opened:
             raise Violation(f"acknowledged in {ticket.ack.name}, but no record is there", block)
+
+    def _check_given_up(self, block: BlockName) -> None:
+        """A load is given up before its deadline only on the word of reads that ended lately."""
+        if self._world.now_ns - self._read_ns > FORECAST_AGE_NS_MAX:
+            raise Violation("a load is told late ahead of time, though nothing was read for long", block)
 
     def _check_loaded(self, ticket: Ticket, position: int, block: BlockName, tier: Tier) -> None:
         self._check_known(block, ticket.opened)

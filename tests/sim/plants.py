@@ -13,13 +13,16 @@ from typing import Any
 
 from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, unpack_frames
+from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Outcome, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
-from flexkv_py.core.transfers import Demand, TransferKind
+from flexkv_py.core.transfers import Demand, InFlight, TransferKind
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.fake import FakeRecords
+from tests.sim import stores
+from tests.sim.executor import Executor
 
 
 @dataclass(frozen=True)
@@ -181,9 +184,9 @@ def _evicted_while_leased(right: Any) -> Any:
 
 @_plant("a failed demotion counts as in flight for ever", (Level, "wrote"))
 def _demotion_leaks(right: Any) -> Any:
-    def wrote(self: Level, *, fault: bool, now_ns: int) -> None:
-        right(self, fault=fault, now_ns=now_ns)
-        self.writes += fault
+    def wrote(self: Level, result: Any, now_ns: int) -> None:
+        right(self, result, now_ns)
+        self.writes.count += result.fault is not None
 
     return wrote
 
@@ -259,9 +262,9 @@ def _list_corrupted(right: Any) -> Any:
 
 @_plant("after a restart usage is counted from zero", (recovery, "_adopt"))
 def _usage_from_zero(right: Any) -> Any:
-    def adopt(state: State, block: Block, tier: Tier, location: int) -> Copy:
-        copy: Copy = right(state, block, tier, location)
-        state.levels[tier].used_bytes -= block.index.record_bytes
+    def adopt(state: State, block: Block, level: Level, location: int) -> Copy:
+        copy: Copy = right(state, block, level, location)
+        level.used_bytes -= block.index.record_bytes
         return copy
 
     return adopt
@@ -297,3 +300,78 @@ def _demand_forgotten(right: Any) -> Any:
             want.block.holds -= 1
 
     return demand_heard
+
+
+# ------------------------------------------------------------ below DRAM
+
+
+@_plant("a read that ends early counts as a whole one", (FakeRecords, "read"))
+def _short_read_accepted(right: Any) -> Any:
+    def read(self: FakeRecords, block: Any, location: int, chunk: int, *rest: Any) -> tuple[bytes, bytes]:
+        entry = self.header(block, location).chunks[chunk]
+        data = bytes(self.raw[location][entry.offset : entry.offset + entry.length])
+        if len(data) < entry.length:
+            return data.ljust(entry.length, b"\0"), entry.checksum
+        answer: tuple[bytes, bytes] = right(self, block, location, chunk, *rest)
+        return answer
+
+    return read
+
+
+@_plant("restart believes a footer whose checksum does not hold", (stores, "footer_holds"))
+def _footer_trusted_without_checksum(_: Any) -> Any:
+    def footer_holds(_footer: bytes) -> bool:
+        return True
+
+    return footer_holds
+
+
+@_plant("a store reclaims a record that is being read", (stores.Store, "pinned"))
+def _reclaim_of_a_pinned_record(_: Any) -> Any:
+    def pinned(_self: stores.Store, _block: Any) -> bool:
+        return False
+
+    return pinned
+
+
+@_plant("a tier that came back stays out of service", (recovery, "on_tier_changed"))
+def _breaker_stuck(right: Any) -> Any:
+    def on_tier_changed(state: State, event: Any) -> None:
+        if not event.up:
+            right(state, event)
+
+    return on_tier_changed
+
+
+@_plant("a write is acknowledged before it is synced", (Executor, "_make_durable"))
+def _durability_acknowledged_before_it_holds(_: Any) -> Any:
+    def make_durable(self: Executor, move: Any, location: int, _disk: Any) -> None:
+        self._acknowledge(move, location, None)
+
+    return make_durable
+
+
+@_plant("a tier that was slow once is given up for ever", (Forecast, "arrival_ns"))
+def _forecast_never_forgets(right: Any) -> Any:
+    def arrival_ns(self: Forecast, ahead_bytes: int, now_ns: int) -> int:
+        newest_ns = max((reads.newest_ns for reads in self._classes.values()), default=now_ns)
+        arrival: int = right(self, ahead_bytes, newest_ns)
+        return arrival - newest_ns + now_ns
+
+    return arrival_ns
+
+
+@_plant("bytes on their way are forgotten only in part", (InFlight, "end"))
+def _bytes_in_flight_leak(right: Any) -> Any:
+    def end(self: InFlight, record_bytes: int) -> None:
+        right(self, record_bytes - 4096)
+
+    return end
+
+
+@_plant("a record lost before its write was told counts as stored", (endings, "lost_early"))
+def _lost_early_ignored(_: Any) -> Any:
+    def lost_early(_location: int) -> int:
+        return -1 << 60
+
+    return lost_early

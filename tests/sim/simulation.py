@@ -6,7 +6,8 @@ import traceback
 from dataclasses import dataclass
 
 from flexkv_py.core.blocks import CopyState
-from flexkv_py.core.messages import Outcome
+from flexkv_py.core.messages import Outcome, Tier
+from flexkvd.facts import facts_of
 from tests.sim.faults import SECOND
 from tests.sim.violation import Violation
 from tests.sim.workload import Workload
@@ -64,13 +65,32 @@ def _calm_down(world: World) -> None:
     unanswered = [request for request, (client, _) in world.requests.items() if client.alive]
     if unanswered or world.asked:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
-    snapshot = world.planner.snapshot()
+    snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):
         if snapshot[what]:
             raise Violation(f"{snapshot[what]} {what} are left when nothing runs any more")
     state = world.planner.state
+    down = [tier.name for tier, level in state.levels.items() if not level.up]
+    if down:
+        raise Violation(f"{down} came back, and the planner still takes them for down")
+    _compare_stores(world)
     if state.flushes or state.resets or world.recovering:
         raise Violation(f"{len(state.flushes)} flushes and {len(state.resets)} resets never ended")
+
+
+def _compare_stores(world: World) -> None:
+    """What the planner counts on is there, and on SSD its bytes are those the disk has given out."""
+    for index in world.planner.state.indexes.values():
+        for block in index.blocks.values():
+            for copy in block.copies():
+                store = world.stores.get(copy.tier)
+                if store is not None and copy.state is CopyState.READY and not store.holds(block.name):
+                    raise Violation(f"the planner counts on a record that {copy.tier.name} does not have", block.name)
+    disk = world.stores.get(Tier.SSD)
+    if disk is not None:
+        counted, taken = world.planner.state.levels[Tier.SSD].used_bytes, disk.records.used_bytes
+        if counted != taken and not disk.swapped:
+            raise Violation(f"{counted} bytes of SSD are counted, {taken} are taken")
 
 
 def _settle(world: World, when: str) -> None:

@@ -7,13 +7,16 @@ tier does, so a delete that comes late takes whatever has that name by then.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from flexkv_py.core.messages import BlockName, Fault, FoundBlock, Tier
+from flexkv_py.core.messages import BlockName, Fault, FoundBlock, LostRecord, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.codec import HEADER_BYTES, pack_header, parse_header
 from flexkv_tiers.fake import FakeRecords
+from tests.sim.segments import SEGMENT_RECORDS, Entry, footer_holds, pack_footer, parse_footer
+from tests.sim.violation import Violation
 
 PAGE_BLOCKS_MAX = 8
 """Records one batch of a recovery or listing tells of."""
@@ -27,6 +30,9 @@ class Store:
     def __init__(self, capacity_bytes: int) -> None:
         self.records = FakeRecords(capacity_bytes)
         self.places: dict[BlockName, int] = {}
+        self.swapped = False  # records lie in places of other sizes: bytes cannot be compared any more
+        self._reads: Counter[BlockName] = Counter()
+        self._pulled_away: set[BlockName] = set()
 
     def write(self, block: BlockName, chunks: Sequence[bytes], checksums: Sequence[bytes]) -> int:
         location = self.places[block] = self.records.write(block, chunks, checksums)
@@ -35,6 +41,35 @@ class Store:
     def holds(self, block: BlockName) -> bool:
         """Whether some record of this block is there, damaged or not."""
         return block in self.places
+
+    def begin_read(self, block: BlockName) -> None:
+        self._reads[block] += 1
+
+    def end_read(self, block: BlockName) -> None:
+        """Raises Violation if the store itself took the record away meanwhile."""
+        self._reads[block] -= 1
+        if block in self._pulled_away:
+            raise Violation("the store reclaimed a record that was being read", block)
+
+    def pinned(self, block: BlockName) -> bool:
+        """Whether the record must stay where it is for now."""
+        return self._reads[block] > 0
+
+    def reclaim(self, chance: random.Random) -> LostRecord | None:
+        """Let go of some record for reasons of the store's own: for room, or because its time is over."""
+        names = [name for name in self.places if not self.pinned(name)]
+        if not names:
+            return None
+        block = chance.choice(names if chance.random() < 0.5 else names[-2:])  # now and then one just written
+        if self._reads[block]:
+            self._pulled_away.add(block)
+        location = self.places[block]
+        self._forget(block, location)
+        return LostRecord(block, location if self.tier is Tier.SSD else 0)
+
+    def crash(self, chance: random.Random) -> None:
+        """The daemon is gone, and every read with it."""
+        self._reads.clear()
 
     def damage(self, chance: random.Random) -> list[BlockName]:
         """Flip, truncate, zero or swap records; returns the blocks that lost theirs."""
@@ -46,6 +81,7 @@ class Store:
         how = chance.choice(("flip", "flip", "flip header", "truncate", "zero", "swap"))
         if how == "swap" and len(names) > 1:
             other = chance.choice([name for name in names if name != block])
+            self.swapped = True
             there, here = self.places[other], self.places[block]
             self.records.raw[here], self.records.raw[there] = self.records.raw[there], raw
             return [block, other]
@@ -68,6 +104,37 @@ class Disk(Store):
     """SSD: several records of one block may lie in different places."""
 
     tier = Tier.SSD
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__(capacity_bytes)
+        self._unsynced: set[tuple[BlockName, int]] = set()
+        self._footers: list[bytes] = []
+
+    def write(self, block: BlockName, chunks: Sequence[bytes], checksums: Sequence[bytes]) -> int:
+        location = super().write(block, chunks, checksums)
+        self._unsynced.add((block, location))
+        return location
+
+    def sync(self) -> None:
+        """What was written before is durable now."""
+        self._unsynced.clear()
+
+    def pinned(self, block: BlockName) -> bool:
+        return super().pinned(block) or (block, self.places[block]) in self._unsynced
+
+    def crash(self, chance: random.Random) -> None:
+        """What was not synced may be gone. Then the segments are sealed, and a footer may be damaged."""
+        super().crash(chance)
+        for block, location in sorted(self._unsynced, key=lambda record: record[1]):
+            if chance.random() < 0.5:
+                self._forget(block, location)
+        self._unsynced.clear()
+        self.places.clear()
+        segments: dict[int, list[Entry]] = {}
+        for location in self.records.raw:
+            if (entry := self._entry(location)) is not None:
+                segments.setdefault(location // SEGMENT_RECORDS, []).append(entry)
+        self._footers = [_perhaps_damaged(pack_footer(entries), chance) for entries in segments.values()]
 
     def read(self, block: BlockName, location: int, chunk: int) -> tuple[bytes, bytes]:
         return self.records.read(block, location, chunk)
@@ -97,28 +164,31 @@ class Disk(Store):
 
     def _pages(self, locations: list[int]) -> Iterator[list[FoundBatch]]:
         seen: set[BlockName] = set()
+        told = {entry[0]: entry for footer in self._footers if footer_holds(footer) for entry in parse_footer(footer)}
         for start in range(0, len(locations), PAGE_BLOCKS_MAX):
             batches: dict[tuple[bytes, int, int], FoundBatch] = {}
             for location in locations[start : start + PAGE_BLOCKS_MAX]:
-                raw = self.records.raw.get(location)
-                if raw is None:
+                if location not in self.records.raw:
                     continue
-                try:
-                    header = parse_header(raw[:HEADER_BYTES])
-                except TierFault:
+                known = told.get(location) or self._entry(location)
+                if known is None or known[1] in seen:
                     self._erase(location)
                     continue
-                block = header.block
-                if block in seen:
-                    self._erase(location)
-                    continue
+                _, block, record_bytes = known
                 seen.add(block)
                 self.places.setdefault(block, location)
-                group = (block.namespace, block.shard, header.record_bytes)
-                cut = header.raw_bytes
-                batch = batches.setdefault(group, FoundBatch(*group, [], cut))
+                group = (block.namespace, block.shard, record_bytes)
+                batch = batches.setdefault(group, FoundBatch(*group, []))
                 batch.blocks.append(FoundBlock(block.key, block.parent, location))
             yield list(batches.values())
+
+    def _entry(self, location: int) -> Entry | None:
+        """What a record's own header says of it; None when it is damaged."""
+        try:
+            header = parse_header(self.records.raw[location][:HEADER_BYTES])
+        except TierFault:
+            return None
+        return location, header.block, header.record_bytes
 
     def _erase(self, location: int) -> None:
         names = [name for name, place in self.places.items() if place == location]
@@ -169,6 +239,13 @@ class Bucket(Store):
                 batch.blocks.append(FoundBlock(name.key, name.parent, 0))
             after = _sort_key(names[-1])
             yield list(batches.values())
+
+
+def _perhaps_damaged(footer: bytes, chance: random.Random) -> bytes:
+    damaged = bytearray(footer)
+    if chance.random() < 0.3:
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+    return bytes(damaged)
 
 
 def _sort_key(name: BlockName) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from flexkv_py.core.messages import (
+    BlockName,
     DrainStarted,
     FlushAsked,
     LeaseReleased,
@@ -61,7 +62,11 @@ class Workload:
         if self._stopped:
             return
         world, chance = self._world, self._chance
-        pause = SECOND if chance.random() < 0.003 else int(chance.expovariate(1 / self._gap_ns))
+        pause = int(chance.expovariate(1 / self._gap_ns))
+        if chance.random() < 0.003:
+            pause = chance.choice((1, 7)) * SECOND
+            for late in range(4):
+                world.after(pause + late * MICROSECOND, self._load_in_a_hurry)
         world.after(pause, self._next, outlives=True)
         self._trouble()
         clients = list(world.clients.values())
@@ -87,6 +92,16 @@ class Workload:
         if chance.random() < faults.damage_rate and world.stores:
             for block in world.stores[chance.choice(list(world.stores))].damage(chance):
                 world.oracle.hurt(block)
+        if chance.random() < faults.reclaim_rate and world.stores:
+            tier = chance.choice(list(world.stores))
+            if tier not in world.recovering:  # what a store has yet to tell of stays
+                world.reclaim(tier)
+        if chance.random() < faults.others_rate and Tier.S3 in world.stores and not world.is_down(Tier.S3):
+            space = chance.choice(world.namespaces)
+            keys = chance.choice(space.chains)
+            at = chance.randrange(len(keys))
+            shard = chance.choice((0, 1))
+            world.another_daemon_writes(BlockName(space.digest, shard, keys[at], space.parent(keys, at)))
         if world.recovering and chance.random() < 0.06 and world.clients:
             client = chance.choice(list(world.clients.values()))
             if client.alive:
@@ -148,6 +163,7 @@ class Workload:
         ticket = self._open(client, TicketKind.LOAD, keys)
         if ticket is None:
             return None
+        ticket.deadline_ns = deadline_ns
         for slot in ticket.slots:
             client.scribble(slot)
         world.post(LoadAsked(client.number, ticket.number, keys, deadline_ns, world.now_ns))
@@ -155,6 +171,13 @@ class Workload:
 
     def _load(self, client: Client) -> None:
         self.load(client, self._keys(client, from_start=0.9)[0], self._deadline(always=False))
+
+    def _load_in_a_hurry(self) -> None:
+        """What somebody who comes back after a pause asks for, with next to no time."""
+        clients = [client for client in self._world.clients.values() if client.alive]
+        if clients and not self._stopped:
+            client = self._chance.choice(clients)
+            self.load(client, self._keys(client, from_start=0.9)[0], self._world.now_ns + MILLISECOND // 4)
 
     def _prefetch(self, client: Client) -> None:
         world = self._world

@@ -13,16 +13,17 @@ from typing import Any
 
 from xxhash import xxh3_64
 
-from flexkv_py.core import invariants
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
     BlockName,
     BlocksFound,
     EndSession,
     Event,
+    FoundBlock,
     Instruction,
     MatchAnswered,
     NamespaceSpec,
+    RecordsLost,
     RecoveryFinished,
     RequestDone,
     RequestRefused,
@@ -42,6 +43,8 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_tiers.base import FoundBatch
+from flexkv_tiers.codec import chunk_checksum
+from tests import invariants
 from tests.sim.clients import Client, Lease, Ticket
 from tests.sim.executor import Executor
 from tests.sim.faults import MICROSECOND, MILLISECOND, Faults
@@ -147,7 +150,7 @@ class World:
     def _check_orders(self) -> None:
         """Each list, walked from its oldest, leads to its newest and has as many copies as it says."""
         for level in self.planner.state.levels.values():
-            for order in (level.reclaimable, level.policy._order):  # type: ignore[attr-defined]
+            for order in (level.reclaimable, *level.policy.lists):
                 count, last, copy = 0, None, order.oldest
                 while copy is not None and count <= order.count:
                     if copy.queue is not order or copy.older is not last:
@@ -254,6 +257,23 @@ class World:
         (self._down.discard if up else self._down.add)(tier)
         self.post(TierChanged(tier, up, "" if up else "planned", self.now_ns))
 
+    def reclaim(self, tier: Tier) -> None:
+        """A store lets go of a record by itself and tells at once, or a save could be acknowledged for what is gone."""
+        lost = self.stores[tier].reclaim(self.chance)
+        if lost is not None:
+            self.oracle.hurt(lost.block)
+            self.post(RecordsLost(tier, [lost], "planned", self.now_ns))
+
+    def another_daemon_writes(self, block: BlockName) -> None:
+        """A daemon elsewhere puts a block into the bucket, and ours is told of it."""
+        chunks = self.right(block)
+        checksums = [chunk_checksum(block.key, number, chunk) for number, chunk in enumerate(chunks)]
+        self.stores[Tier.S3].write(block, chunks, checksums)
+        self.oracle.appeared(block)
+        record_bytes = ALIGN_BYTES + sum(map(len, chunks))
+        found = [FoundBlock(block.key, block.parent, 0)]
+        self.post(BlocksFound(Tier.S3, block.namespace, block.shard, record_bytes, found, self.now_ns))
+
     # -------------------------------------------------------------------- lives
 
     def _begin_life(self) -> None:
@@ -295,8 +315,8 @@ class World:
             else:
                 self.stores[move.tier].write(move.block, data, checksums)
             self.oracle.written(move)
-        if isinstance(disk, Disk):
-            disk.places.clear()
+        for store in self.stores.values():
+            store.crash(self.chance)
         self.oracle.restarted()
         self._begin_life()
 

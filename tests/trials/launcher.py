@@ -1,6 +1,6 @@
 """`flexkvd` itself, which also recounts its state on SIGUSR1 and logs what it found.
 
-The recount is the tests' own (`flexkv_py.core.invariants`); the product neither has nor needs the signal.
+The recount is the tests' own (`tests.invariants`); the product neither has nor needs the signal.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 
-from flexkv_py.core import invariants
 from flexkv_py.core.planner import Planner
 from flexkvd import daemon
 from flexkvd.config import Config
 from flexkvd.main import main
 from flexkvd.parts import Parts
+from tests import invariants
 
 AGREE, BROKEN = "recounted: the invariants agree", "recounted: the invariants are broken"
 

@@ -53,7 +53,11 @@ class StoreListener(Protocol):
         ...
 
     def lost(self, records: Sequence[LostRecord], reason: str) -> None:
-        """These records are gone: their locations are stale from here on, a read of one is MISSING."""
+        """These records are gone: their locations are stale from here on, a read of one is MISSING.
+
+        Told before anything else can happen, or a save could be acknowledged for what is gone; and never of a
+        record that is being read, whose write has yet to return, or which `found` has yet to tell.
+        """
         ...
 
     def appeared(self, batch: FoundBatch) -> None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flexkv_py.core.policies.adaptive import Adaptive
 from flexkv_py.core.policies.base import Policy
 from flexkv_py.core.policies.lru import LeastRecentlyUsed
+from flexkv_py.core.policies.s3fifo import SmallMainFifo
 
-POLICIES: dict[str, Callable[[], Policy]] = {"lru": LeastRecentlyUsed}
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "adaptive": Adaptive,
+    "lru": LeastRecentlyUsed,
+    "s3fifo": SmallMainFifo,
+}
 
-__all__ = ["POLICIES", "LeastRecentlyUsed", "Policy"]
+__all__ = ["POLICIES", "Adaptive", "LeastRecentlyUsed", "Policy", "SmallMainFifo"]

@@ -6,16 +6,23 @@ order while anything reads it, so whatever stands in the order may be evicted as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from flexkv_py.core.blocks import Copy
+from flexkv_py.core.blocks import Copy, CopyList
+
+USES_OF_AGAIN_MIN = 2
 
 
 class Policy(Protocol):
-    """The order of one tier's READY, unpinned copies."""
+    """The order of one tier's READY, unpinned copies. Every operation is O(1), or amortised O(1)."""
 
     def add(self, copy: Copy) -> None:
-        """A copy became READY, or its last reader left: it was just used."""
+        """A copy became READY, was used, or its last reader left: several times for one use.
+
+        `block.uses` counts uses, those of earlier lives as far as the history reaches. `copy.mark` is the
+        policy's own, 0 until its first `add`.
+        """
         ...
 
     def cool(self, copy: Copy) -> None:
@@ -34,3 +41,35 @@ class Policy(Protocol):
     def count(self) -> int:
         """Copies in the order."""
         ...
+
+    @property
+    def lists(self) -> Sequence[CopyList]:
+        """Where they stand."""
+        ...
+
+
+class TwoLists:
+    """Blocks used once and blocks used again, each list by last use; and before both what was cooled."""
+
+    def __init__(self) -> None:
+        self.cold = CopyList()
+        self.once = CopyList()
+        self.again = CopyList()
+
+    @property
+    def lists(self) -> Sequence[CopyList]:
+        return self.cold, self.once, self.again
+
+    @property
+    def count(self) -> int:
+        return self.cold.count + self.once.count + self.again.count
+
+    def add(self, copy: Copy) -> None:
+        (self.again if copy.block.uses >= USES_OF_AGAIN_MIN else self.once).push_newest(copy)
+
+    def cool(self, copy: Copy) -> None:
+        self.cold.push_oldest(copy)
+
+    def remove(self, copy: Copy) -> None:
+        assert copy.queue is not None
+        copy.queue.remove(copy)

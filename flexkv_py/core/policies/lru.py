@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flexkv_py.core.blocks import Copy, CopyList
 
 
@@ -14,6 +16,10 @@ class LeastRecentlyUsed:
     @property
     def count(self) -> int:
         return self._order.count
+
+    @property
+    def lists(self) -> Sequence[CopyList]:
+        return (self._order,)
 
     def add(self, copy: Copy) -> None:
         self._order.push_newest(copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 from pathlib import Path
@@ -32,6 +33,11 @@ def positive(word: str) -> int:
 def block_count(word: str) -> int | None:
     """A number of blocks of at least 1; `inf` → None."""
     return None if word == "inf" else positive(word)
+
+
+def tier_blocks(word: str) -> float:
+    """A number of blocks, 0 for a tier that is not there; `inf` → infinity."""
+    return math.inf if word == "inf" else 0 if word == "0" else positive(word)
 
 
 def writable_file(word: str) -> Path:

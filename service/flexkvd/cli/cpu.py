@@ -15,14 +15,19 @@ _USER_FIELD = 11  # of the fields after the command's name: utime, stime, cutime
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of `pid`, its living children and those it has waited for; 0 if it is gone."""
+    own, children = cpu_by_part(pid)
+    return own + children
+
+
+def cpu_by_part(pid: int) -> tuple[float, float]:
+    """User and system time of `pid` itself, and of all its children; 0 if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
-        return 0.0
-    fields = text.rpartition(")")[2].split()
-    own = sum(int(field) for field in fields[_USER_FIELD : _USER_FIELD + 4]) * _TICK_S
-    return own + sum(cpu_seconds(int(child)) for child in children)
+        return 0.0, 0.0
+    fields = [int(field) for field in text.rpartition(")")[2].split()[_USER_FIELD : _USER_FIELD + 4]]
+    return sum(fields[:2]) * _TICK_S, sum(fields[2:]) * _TICK_S + sum(cpu_seconds(int(child)) for child in children)
 
 
 def owner_of(socket_path: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -15,15 +16,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.traces import TraceRequest, count_requests, open_trace
-from flexkvd.cli.arguments import block_count, byte_size, positive, writable_file
-from flexkvd.cli.dry import DryRun, HitCount
+from flexkvd.cli.arguments import block_count, byte_size, positive, tier_blocks, writable_file
+from flexkvd.cli.dry import DryRun, HitCount, Room, planner_config
+from flexkvd.cli.reference import LruReference
 
 OPTIONS: dict[str, tuple[tuple[str, ...], object]] = {
     "dram_blocks": (("--dry",), None),
-    "policy": (("--dry",), "lru"),
+    "ssd_blocks": (("--dry",), 0),
+    "s3_blocks": (("--dry",), 0),
+    "policy": (("--dry", "--spawn"), "adaptive"),
     "admin": (("--socket",), None),
     "token_file": (("--socket",), None),
     "block_bytes": (("--socket", "--spawn"), 64 << 10),
@@ -31,15 +36,19 @@ OPTIONS: dict[str, tuple[tuple[str, ...], object]] = {
     "dram_bytes": (("--spawn",), 256 << 20),
     "ssd_bytes": (("--spawn",), None),
     "s3_url": (("--spawn",), None),
-    "admission": (("--spawn",), "always"),
+    "admission": (("--dry", "--spawn"), "always"),
 }
 """Options that not every run heeds: with what they do something, and their defaults."""
+
+TIER_NAMES = ("dram", "ssd", "s3")
 
 DESCRIPTION = """\
 Replays a request trace (Mooncake or WEKA form, plain or gzip).
 
-With --dry the planner is asked alone: no daemon, no bytes, one DRAM tier. The hit ratio counts every
-listed block, the partial last one of a request too, and only the leading run of cached blocks is a hit.
+With --dry the planner is asked alone: no daemon, no bytes. The hit ratio counts every listed block, the
+partial last one of a request too, and only the leading run of cached blocks is a hit.
+
+Beside it stands what a plain LRU cache of the size of all tiers together hits on the same requests.
 
 With --socket or --spawn several clients load and save real bytes, compare every byte they get back, and
 count on their own what the daemon's metrics must say at the end. Only full blocks are saved. The exit
@@ -49,6 +58,7 @@ EPILOG = """\
 examples:
   flexkv replay trace.jsonl.gz --dry --dram-blocks 30000
   flexkv replay trace.jsonl.gz --dry --dram-blocks inf --json result.json
+  flexkv replay trace.jsonl.gz --dry --dram-blocks 1000 --ssd-blocks 8000 --s3-blocks inf
   flexkv replay trace.jsonl.gz --socket /run/flexkvd/worker.sock --limit 2000
   flexkv replay trace.jsonl.gz --spawn --dram-bytes 64MiB --ssd-bytes 256MiB --s3-url auto --limit 2000
 """
@@ -76,7 +86,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     dry = parser.add_argument_group("against the planner alone")
     dry.add_argument("--dry", action="store_true", help="no daemon, no bytes")
     dry.add_argument("--dram-blocks", type=block_count, metavar="N|inf", help="room in DRAM (inf)")
-    dry.add_argument("--policy", choices=sorted(POLICIES), help="eviction order (lru)")
+    dry.add_argument("--ssd-blocks", type=tier_blocks, metavar="N|inf", help="room on SSD; 0: no SSD tier (0)")
+    dry.add_argument("--s3-blocks", type=tier_blocks, metavar="N|inf", help="room in S3; 0: no S3 tier (0)")
     real = parser.add_argument_group("against a daemon, with real bytes")
     real.add_argument("--socket", metavar="PATH", help="worker socket of a running daemon")
     real.add_argument("--admin", metavar="ADDRESS", help="its admin API: a socket, or host:port (admin.sock beside it)")
@@ -88,7 +99,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     spawned.add_argument("--dram-bytes", type=byte_size, metavar="SIZE", help="(256MiB)")
     spawned.add_argument("--ssd-bytes", type=byte_size, metavar="SIZE", help="(no SSD tier)")
     spawned.add_argument("--s3-url", metavar="URL", help="http://host:port/bucket/prefix, or auto (no S3 tier)")
-    spawned.add_argument("--admission", choices=("always", "second-use"), help="(always)")
+    rules = parser.add_argument_group("rules of the planner alone, and of a daemon of its own")
+    rules.add_argument("--policy", choices=sorted(POLICIES), help="order of eviction (adaptive)")
+    rules.add_argument("--admission", choices=("always", "second-use"), help="what may go below DRAM (always)")
     parser.set_defaults(run=run)
 
 
@@ -133,15 +146,22 @@ def _fill_in(chosen: argparse.Namespace, mode: str) -> None:
 
 def _run_dry(chosen: argparse.Namespace) -> int:
     started = time.perf_counter()
-    count, partial = _dry_pass(chosen, full_only=False)
-    full = _dry_pass(chosen, full_only=True)[0] if partial else count
+    ssd, s3 = (None if math.isinf(blocks) else int(blocks) for blocks in (chosen.ssd_blocks, chosen.s3_blocks))
+    room = Room(chosen.dram_blocks, ssd, s3)
+    count, reference, partial = _dry_pass(chosen, room, full_only=False)
+    full = _dry_pass(chosen, room, full_only=True)[0] if partial else count
     seconds = time.perf_counter() - started
-    room = "inf" if chosen.dram_blocks is None else chosen.dram_blocks
+    rooms = {tier: "inf" if blocks is None else blocks for tier, blocks in zip(TIER_NAMES, room.of_tiers, strict=True)}
     console = Console()
+    words = ", ".join(f"{tier} {blocks}" for tier, blocks in rooms.items() if blocks)
     console.print(
-        f"{chosen.trace.name}: {count.requests:,} requests, {chosen.policy}, {room} DRAM blocks, {seconds:.1f} s"
+        f"{chosen.trace.name}: {count.requests:,} requests, {chosen.policy}, blocks: {words}, {seconds:.1f} s"
     )
     console.print(f"  every listed block  {count.ratio:7.2%}  ({count.hits:,} of {count.blocks:,})")
+    for tier in (Tier.SSD, Tier.S3):
+        if rooms[tier.name.lower()]:
+            console.print(f"    of them from {tier.name.lower():6} {_share(count.tiers[tier], count.blocks):7.2%}")
+    console.print(f"  LRU of all this room {reference.ratio:6.2%}")
     console.print(f"  full blocks only    {full.ratio:7.2%}  ({full.hits:,} of {full.blocks:,})")
     _write_json(
         chosen.json,
@@ -149,11 +169,14 @@ def _run_dry(chosen: argparse.Namespace) -> int:
             "trace": chosen.trace.name,
             "tokens_per_block": chosen.tokens_per_block,
             "policy": chosen.policy,
-            "dram_blocks": room,
+            "admission": chosen.admission,
+            **{f"{tier}_blocks": blocks for tier, blocks in rooms.items()},
             "requests": count.requests,
             "blocks": count.blocks,
             "hit_blocks": count.hits,
+            "hit_blocks_by_tier": {tier.name.lower(): count.tiers[tier] for tier in (Tier.DRAM, Tier.SSD, Tier.S3)},
             "hit_ratio_blocks": count.ratio,
+            "lru_reference": reference.ratio,
             "full_blocks": full.blocks,
             "hit_full_blocks": full.hits,
             "hit_ratio_full_blocks": full.ratio,
@@ -163,17 +186,24 @@ def _run_dry(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _dry_pass(chosen: argparse.Namespace, *, full_only: bool) -> tuple[HitCount, bool]:
-    """Hits of the whole trace, and whether any request ended in a partial block.
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def _dry_pass(chosen: argparse.Namespace, room: Room, *, full_only: bool) -> tuple[HitCount, LruReference, bool]:
+    """Hits of the whole trace, those of a plain LRU, and whether any request ended in a partial block.
 
     Counting full blocks only takes a pass of its own: a partial block takes room from others.
     """
-    dry = DryRun(chosen.dram_blocks, chosen.policy)
-    partial = False
+    hits_min = 2 if chosen.admission == "second-use" else 1
+    config = planner_config(room, policy=chosen.policy, ssd_hits_min=hits_min, s3_hits_min=hits_min)
+    dry, reference, partial = DryRun(config), LruReference(room.total), False
     for request in _shown(chosen, "full blocks" if full_only else "planner"):
         partial |= request.partial
-        dry.serve(request.full_ids if full_only else request.ids)
-    return dry.count, partial
+        ids = request.full_ids if full_only else request.ids
+        dry.serve(ids)
+        reference.serve(ids)
+    return dry.count, reference, partial
 
 
 def _shown(chosen: argparse.Namespace, what: str) -> Iterator[TraceRequest]:

@@ -41,6 +41,7 @@ class Sizes:
     ssd_bytes: int | None = None
     s3_url: str | None = None
     admission: str = "always"
+    policy: str = "adaptive"
 
 
 class SpawnedDaemon:
@@ -126,7 +127,7 @@ def config_template(sizes: Sizes) -> Template:
         '[daemon]\nsocket = "$folder/worker.sock"\n',
         '[api]\nsocket = "$folder/admin.sock"\n',
         f"[dram]\nbytes = {sizes.dram_bytes}\nsegment_bytes = {segment_bytes}\n",
-        f'[planner]\nadmission = "{sizes.admission}"\n',
+        f'[planner]\nadmission = "{sizes.admission}"\npolicy = "{sizes.policy}"\n',
     ]
     if sizes.ssd_bytes is not None:
         tables.append(f'[ssd]\ndirectory = "$folder/ssd"\nbytes = {sizes.ssd_bytes}\n')

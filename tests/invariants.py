@@ -1,10 +1,11 @@
-"""Recounts everything from scratch and compares. Tests and the simulator call it; production does not."""
+"""Recounts the planner's whole state from scratch and compares. Every test of the core and the simulator call it."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index, children_of
+from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
@@ -113,7 +114,21 @@ def _check_frames(state: State, copies: list[Copy]) -> None:
             seen.update(covered)
         pages += size * len(copy.frames)
     assert state.frames.used_pages == pages, f"{state.frames.used_pages} pages are taken, {pages} are named"
-    assert state.frames.recount() == pages
+    assert used_pages(state.frames) == pages
+
+
+def used_pages(pool: FramePool) -> int:
+    """Pages in use, counted from the free lists."""
+    free = pool._free_by_segment()
+    used = 0
+    for segment in range(pool.segment_count):
+        size = pool._size[segment]
+        assert size or not free[segment]
+        if size:
+            back = pool._drained if segment == pool._draining else free[segment]
+            assert not (segment == pool._draining and free[segment])
+            used += size * (pool._per_segment(size) - back)
+    return used
 
 
 def _check_levels(state: State, copies: list[Copy]) -> None:
@@ -124,17 +139,26 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
         used[copy.tier] += copy.block.index.record_bytes
         ordered[copy.tier] += copy.queue is not None
     writes: Counter[Tier] = Counter()
-    promotions = 0
+    written: Counter[Tier] = Counter()
+    promoted: list[int] = []
+    loading: Counter[Tier] = Counter()
     for transfer in state.transfers.values():
         if transfer.kind is TransferKind.DEMOTE and transfer.other is not None:
             writes[transfer.other.tier] += 1
-        promotions += transfer.kind is TransferKind.PROMOTE
+            written[transfer.other.tier] += transfer.block.index.record_bytes
+        if transfer.kind is TransferKind.PROMOTE:
+            promoted.append(transfer.block.index.record_bytes)
+            if transfer.ahead_bytes and transfer.other is not None:
+                loading[transfer.other.tier] += transfer.block.index.record_bytes
         if transfer.kind is TransferKind.DROP:
             dropping[transfer.copy.tier] += transfer.block.index.record_bytes
-    assert state.promotions == promotions
+    assert (state.promotions.count, state.promotions.bytes) == (len(promoted), sum(promoted)), "promotions miscounted"
     for tier, level in state.levels.items():
         assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"
-        assert level.writes == writes[tier], f"{tier.name}: writes miscounted"
+        assert (level.writes.count, level.writes.bytes) == (writes[tier], written[tier]), (
+            f"{tier.name}: writes miscounted"
+        )
+        assert level.loading_bytes == loading[tier], f"{tier.name}: loads in flight miscounted"
         if tier is not Tier.DRAM:
             assert level.used_bytes == used[tier], f"{tier.name}: {level.used_bytes} used, {used[tier]} named"
             assert level.dropping_bytes == dropping[tier]
