@@ -163,11 +163,11 @@ class S3Store:
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncGenerator[int, None]:
         spans = [Span(chunk.frame, chunk.length) for chunk in chunks]
-        name, *place = self._place_of(block, location)
+        name, offset, object_bytes, record_bytes = self._place_of(block, location)
         whose = (block.namespace, block.shard, block.key, block.parent)
 
         def ask(first: int, end: int) -> Get:
-            return Get(name, *whose, spans, first, *place, end)
+            return Get(name, *whose, spans, first, offset, object_bytes, record_bytes, end)
 
         ranges = cut_ranges([chunk.length for chunk in chunks])
         async with aclosing(read_ranges(self._bucket, ask, ranges)) as replies:
