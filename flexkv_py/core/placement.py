@@ -61,7 +61,7 @@ def refusal(state: State, level: Level, block: Block) -> str:
 def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
     if verdict is not Verdict.REFUSED:
-        return verdict.value
+        return str(verdict.value)
     return f"{verdict.value}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
 
 
