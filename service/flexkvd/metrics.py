@@ -44,6 +44,7 @@ PLANNER_COUNTERS = tuple(
         ("evictions", "tier", "Copies evicted, by tier."),
         ("refused_admissions", "rule", "Evictions of blocks that no tier below admitted, by the rule that refused."),
         ("over_budget", "tier", "Blocks written although the tier's daily budget was spent: somebody waited for it."),
+        ("lost", "tier", "Records a tier let go of by itself, by tier."),
         ("found", "tier", "Blocks of an earlier life found at start, by tier."),
         ("faults", "what", "Failed transfers, by tier and fault."),
         ("tier_changes", "what", "Times a tier went down or came back."),
