@@ -196,19 +196,6 @@ class Index:
     are orphans, and are adopted when the parent returns.
     """
 
-    __slots__ = (
-        "awaiting",
-        "blocks",
-        "chunk_count",
-        "closed",
-        "frame_pages",
-        "full_mask",
-        "namespace",
-        "record_bytes",
-        "shard",
-        "spec",
-    )
-
     def __init__(self, namespace: NamespaceDigest, shard: int) -> None:
         self.namespace = namespace
         self.shard = shard

@@ -245,26 +245,10 @@ class TimePassed:
     now_ns: int
 
 
-Event = (
-    SessionOpened
-    | SessionClosed
-    | MatchAsked
-    | LoadAsked
-    | SaveAsked
-    | PrefetchAsked
-    | FlushAsked
-    | TicketCancelled
-    | LeaseReleased
-    | NamespaceReset
-    | ChunkLanded
-    | TransfersFinished
-    | BlocksFound
-    | RecoveryFinished
-    | RecordsLost
-    | TierChanged
-    | DrainStarted
-    | TimePassed
-)
+ClientAsked = SessionOpened | SessionClosed | MatchAsked | LoadAsked | SaveAsked | PrefetchAsked | FlushAsked
+ClientEnded = TicketCancelled | LeaseReleased | NamespaceReset
+TierEvent = ChunkLanded | TransfersFinished | BlocksFound | RecoveryFinished | RecordsLost | TierChanged
+Event = ClientAsked | ClientEnded | TierEvent | DrainStarted | TimePassed
 
 
 # ------------------------------------------------------------ instructions

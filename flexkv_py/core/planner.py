@@ -38,10 +38,10 @@ class Planner:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             messages.SessionOpened: self._on_session_opened,
             messages.SessionClosed: self._on_session_closed,
-            messages.MatchAsked: self._on_match,
-            messages.LoadAsked: self._on_load,
-            messages.PrefetchAsked: self._on_load,
-            messages.SaveAsked: self._on_save,
+            messages.MatchAsked: partial(self._in_session, on_match),
+            messages.LoadAsked: partial(self._in_session, on_load),
+            messages.PrefetchAsked: partial(self._in_session, on_load),
+            messages.SaveAsked: partial(self._in_session, on_save),
             messages.FlushAsked: self._on_flush,
             messages.TicketCancelled: self._on_cancelled,
             messages.LeaseReleased: self._on_released,
@@ -142,19 +142,10 @@ class Planner:
             recovery.forget_idle_indexes(state)
         state.out.append(messages.EndSession(event.session))
 
-    def _on_match(self, event: messages.MatchAsked) -> None:
-        on_match(self.state, event, self.state.sessions[event.session])
-
-    def _on_load(self, event: messages.LoadAsked | messages.PrefetchAsked) -> None:
-        on_load(self.state, event, self._session(event.session))
-
-    def _on_save(self, event: messages.SaveAsked) -> None:
-        on_save(self.state, event, self._session(event.session))
-
-    def _session(self, number: int) -> Session:
-        session = self.state.sessions[number]
+    def _in_session(self, flow: Callable[[State, Any, Session], None], event: Any) -> None:
+        session = self.state.sessions[event.session]
         recovery.introduce(self.state, self.state.index(session.namespace, session.shard), session.spec)
-        return session
+        flow(self.state, event, session)
 
     def _on_flush(self, event: messages.FlushAsked) -> None:
         state = self.state

@@ -29,10 +29,8 @@ class Room(Enum):
     """Is there room for one more record?"""
 
     NOW = 1
-    SOON = 2
-    """When the drops under way have ended."""
-    NONE = 3
-    """Everything in the tier must first be written further down."""
+    SOON = 2  # when the drops under way have ended
+    NONE = 3  # everything in the tier must first be written further down
 
 
 def take_frames(state: State, index: Index) -> bytes | None:

@@ -25,8 +25,7 @@ from flexkv_py.keys import BlockKey, NamespaceDigest
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
-SHRUNK_NS = 60_000_000_000
-"""How long a tier that had less room than was counted is taken for that small."""
+SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 
 
 class Level:
