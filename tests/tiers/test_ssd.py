@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import mmap
 import resource
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,6 +26,7 @@ from tests.tiers.contract import (
     places_of,
     write_all,
 )
+from tests.tiers.page_cache import cached_pages
 
 RECORD_BYTES = 4 * KIB + sum(SMALL)
 HEADER_FIELDS = {
@@ -389,13 +388,3 @@ def test_the_page_cache_is_left_alone(disk, frames, direct):
         assert cached_pages(disk.place(location)[0]) == 0
 
     disk.live(scene, direct=direct)
-
-
-def cached_pages(path: Path) -> int:
-    """How many pages of a file the kernel holds."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as memory:
-        pages = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
-        view = ctypes.c_char.from_buffer(memory)
-        assert ctypes.CDLL(None).mincore(ctypes.byref(view), ctypes.c_size_t(len(memory)), pages) == 0
-        del view
-        return sum(page & 1 for page in pages)

@@ -7,7 +7,6 @@ several hops between threads per transfer. A read's `then` and syncs run on the 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ class PortableFile(DiskFile):
 
     def open_object(self) -> FileIO:
         """Another unbuffered file object; blocks. Raises OSError."""
-        opened = open(self.path, "r+b", buffering=0, opener=lambda path, _: os.open(path, self.open_flags))  # noqa: SIM115
+        opened = open(self.path, "r+b", buffering=0, opener=lambda *_: self.open_descriptor())  # noqa: SIM115 - closed by `close`
         self._objects.append(opened)
         return opened
 
