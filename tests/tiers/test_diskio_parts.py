@@ -1,0 +1,153 @@
+"""Parts of disk I/O by themselves: who goes next, group syncs, scratch pages, the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import random
+from pathlib import Path
+
+import pytest
+
+from flexkv_py.core.messages import Fault
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.diskio import DiskFile, DiskFuture, IoPath
+from flexkv_tiers.diskio.lineup import Kind, Lineup, writes_max
+from flexkv_tiers.diskio.pages import KEPT_COUNT_MAX, PagePool
+from flexkv_tiers.diskio.ring import NOP, Ring
+from flexkv_tiers.diskio.syncs import GroupSyncs
+
+
+def test_reads_go_first_then_syncs_then_writes():
+    """Whatever order they came in, they are taken by precedence, and in order of asking within a kind."""
+    lineup: Lineup[str] = Lineup(100)
+    for kind, name in (
+        (Kind.WRITE, "w1"),
+        (Kind.SMALL, "s1"),
+        (Kind.READ, "r1"),
+        (Kind.WRITE, "w2"),
+        (Kind.READ, "r2"),
+    ):
+        lineup.add(kind, name)
+    taken = []
+    while (next_ := lineup.take()) is not None:
+        taken.append(next_[1])
+    assert taken == ["r1", "r2", "s1", "w1", "w2"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 8, 64])
+def test_writes_never_take_the_places_of_reads(depth):
+    """At any mix, no more than `depth` are under way and no more than their share are not reads; none is lost."""
+    chance = random.Random(depth)
+    lineup: Lineup[int] = Lineup(depth)
+    running: list[Kind] = []
+    asked = taken = 0
+    for _ in range(5_000):
+        if chance.random() < 0.5:
+            lineup.add(chance.choice(list(Kind)), asked)
+            asked += 1
+        elif running and chance.random() < 0.6:
+            lineup.end(running.pop(chance.randrange(len(running))))
+        while (next_ := lineup.take()) is not None:
+            running.append(next_[0])
+            taken += 1
+        assert len(running) <= depth
+        assert sum(kind is not Kind.READ for kind in running) <= writes_max(depth)
+        if lineup.waiting(Kind.READ):
+            assert len(running) == depth
+    assert asked == taken + sum(lineup.waiting(kind) for kind in Kind)
+
+
+class Syncs:
+    """Group syncs whose beginnings a test sees and whose ends it decides."""
+
+    def __init__(self) -> None:
+        self.begun: list[DiskFuture[None]] = []
+        self.group = GroupSyncs(self._begin)
+
+    def _begin(self, _: DiskFile) -> DiskFuture[None]:
+        self.begun.append(DiskFuture())
+        return self.begun[-1]
+
+
+@pytest.fixture
+def file(tmp_path):
+    opened = DiskFile(tmp_path / "file", IoPath.DIRECT, create_bytes=4096)
+    yield opened
+    opened.close()
+
+
+def test_one_sync_serves_all_who_asked_before_it_began(file):
+    """Twenty who ask while one sync runs share the next, which begins after it: none takes part in the running one."""
+
+    async def scene() -> None:
+        syncs = Syncs()
+        first, later = syncs.group.wait(file), [syncs.group.wait(file) for _ in range(20)]
+        assert len(syncs.begun) == 1
+        syncs.begun[0].set_result(None)
+        await first
+        assert len(syncs.begun) == 2
+        assert not any(future.done() for future in later)
+        syncs.begun[1].set_result(None)
+        await asyncio.gather(*later)
+        assert len(syncs.begun) == 2
+
+    asyncio.run(scene())
+
+
+def test_a_failed_sync_fails_all_who_waited_for_it_and_no_one_else(file):
+    """Nobody takes another's failed sync for a success; the next sync is a new try."""
+
+    async def scene() -> None:
+        syncs = Syncs()
+        waiting = [syncs.group.wait(file) for _ in range(3)]
+        syncs.begun[0].set_exception(TierFault(Fault.IO, "disk"))
+        await asyncio.sleep(0)
+        syncs.begun[1].set_result(None)
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(end) for end in ends] == [TierFault, type(None), type(None)]
+
+    asyncio.run(scene())
+
+
+def test_scratch_pages_are_aligned_distinct_and_used_again():
+    """Areas begin on 4 KiB, no two borrowers share one, and a returned one is the next to be lent."""
+    pool = PagePool()
+    with pool.lend(1) as one, pool.lend(1) as other, pool.lend(3) as three:
+        assert [len(area) for area in (one, other, three)] == [4096, 4096, 3 * 4096]
+        addresses = [ctypes.addressof(ctypes.c_char.from_buffer(area)) for area in (one, other, three)]
+        assert len(set(addresses)) == 3
+        assert not any(address % 4096 for address in addresses)
+    with pool.lend(1) as again:
+        assert ctypes.addressof(ctypes.c_char.from_buffer(again)) in addresses
+    assert KEPT_COUNT_MAX >= 8
+
+
+def test_a_ring_turns_round_many_times():
+    """Indices wrap: thousands of entries through four places all come back, each with its own token."""
+    ring = Ring(4, 1)
+    for turn in range(3_000):
+        count = turn % 4 + 1
+        for token in range(count):
+            ring.prepare(NOP, -1, token)
+        assert ring.enter()
+        assert sorted(ring.reap()) == [(token, 0) for token in range(count)]
+    ring.close()
+
+
+def test_a_bad_descriptor_is_that_entry_s_result():
+    """The kernel refuses one entry of a batch with its errno and carries the others out."""
+    ring = Ring(4, 1)
+    ring.prepare(NOP, -1, 0)
+    ring.prepare_vector(1, -1, 1, [(0, 0)], offset=0, entry_flags=0, flags=0)
+    ring.prepare(NOP, -1, 2)
+    assert ring.enter()
+    assert sorted(ring.reap()) == [(0, 0), (1, -9), (2, 0)]
+    ring.close()
+
+
+def test_a_half_made_file_is_removed(tmp_path):
+    """A file whose room cannot be allocated does not stay behind."""
+    with pytest.raises(OSError, match=r"File too large|No space"):
+        DiskFile(Path(tmp_path / "file"), IoPath.DIRECT, create_bytes=1 << 60)
+    assert list(tmp_path.iterdir()) == []
