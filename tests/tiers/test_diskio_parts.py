@@ -12,7 +12,7 @@ import pytest
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.diskio import DiskFile, DiskFuture, IoPath
-from flexkv_tiers.diskio.lineup import Kind, Lineup, writes_max
+from flexkv_tiers.diskio.lineup import WRITES_UNTIL_CALM, Kind, Lineup, writes_max
 from flexkv_tiers.diskio.pages import KEPT_COUNT_MAX, PagePool
 from flexkv_tiers.diskio.ring import NOP, Ring
 from flexkv_tiers.diskio.syncs import GroupSyncs
@@ -32,30 +32,55 @@ def test_reads_go_first_then_syncs_then_writes():
     taken = []
     while (next_ := lineup.take()) is not None:
         taken.append(next_[1])
+        lineup.end(next_[0])
     assert taken == ["r1", "r2", "s1", "w1", "w2"]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 8, 64])
-def test_writes_never_take_the_places_of_reads(depth):
-    """At any mix, no more than `depth` are under way and no more than their share are not reads; none is lost."""
+def test_the_disk_is_never_given_more_than_it_should(depth):
+    """At any mix: no more than `depth` under way, writes within their share, one at a time beside reads; none lost."""
     chance = random.Random(depth)
     lineup: Lineup[int] = Lineup(depth)
     running: list[Kind] = []
     asked = taken = 0
-    for _ in range(5_000):
+    for turn in range(20_000):
+        reads_share = (0, 1, 5)[turn // 500 % 3]
         if chance.random() < 0.5:
-            lineup.add(chance.choice(list(Kind)), asked)
+            lineup.add(chance.choice([Kind.READ] * reads_share + [Kind.SMALL, Kind.WRITE]), asked)
             asked += 1
-        elif running and chance.random() < 0.6:
+        elif running and chance.random() < 0.7:
             lineup.end(running.pop(chance.randrange(len(running))))
         while (next_ := lineup.take()) is not None:
             running.append(next_[0])
             taken += 1
-        assert len(running) <= depth
-        assert sum(kind is not Kind.READ for kind in running) <= writes_max(depth)
+            writing = sum(kind is not Kind.READ for kind in running)
+            assert len(running) <= depth
+            assert writing <= writes_max(depth)
+            if next_[0] is not Kind.READ and Kind.READ in running:
+                assert writing == 1
         if lineup.waiting(Kind.READ):
             assert len(running) == depth
     assert asked == taken + sum(lineup.waiting(kind) for kind in Kind)
+
+
+def test_writes_beside_reads_go_one_at_a_time_and_are_not_starved():
+    """Reads without end take all places but one; once they have ceased, writes are many again, after a few."""
+    lineup: Lineup[int] = Lineup(8)
+    for number in range(40):
+        lineup.add(Kind.READ, number)
+        lineup.add(Kind.WRITE, number)
+    first = [lineup.take() for _ in range(9)]
+    assert [taken[0] if taken else None for taken in first] == [Kind.READ] * 7 + [Kind.WRITE, None]
+    for _ in range(33):
+        lineup.end(Kind.READ)
+        assert lineup.take()[0] is Kind.READ
+    for _ in range(7):
+        lineup.end(Kind.READ)
+    for _ in range(WRITES_UNTIL_CALM):
+        assert lineup.take() is None
+        lineup.end(Kind.WRITE)
+        assert lineup.take()[0] is Kind.WRITE
+    assert [lineup.take() is not None for _ in range(4)] == [True, True, True, False]
 
 
 class Syncs:

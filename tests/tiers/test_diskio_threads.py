@@ -97,6 +97,26 @@ def test_writes_leave_threads_to_reads():
     with_threads(4, scene)
 
 
+def test_sleeping_threads_join_in_again():
+    """Writes held back for a read's sake run side by side again once it is over, though nobody asks for more."""
+    together = threading.Barrier(2)
+
+    def write() -> bool:
+        try:
+            together.wait(0.05)
+        except threading.BrokenBarrierError:
+            together.reset()
+            return False
+        return True
+
+    async def scene(threads: DiskThreads) -> None:
+        writes = [threads.submit(Kind.WRITE, write) for _ in range(12)]
+        await threads.submit(Kind.READ, int)
+        assert any((await asyncio.gather(*writes))[2:])
+
+    with_threads(4, scene)
+
+
 def test_settle_leaves_the_outcome_where_it_is():
     """`settle` neither raises nor hides: the exception stays in the future."""
 

@@ -48,10 +48,7 @@ class DiskThreads:
         self._pending.add(future)
         with self._lock:
             self._lineup.add(kind, partial(self._run, job, future))
-            wake = self._asleep > 0
-            self._asleep -= wake
-        if wake:
-            self._wakes.put(True)
+            self._wake_one()
 
     def post(self, call: Callable[[], object]) -> None:
         """From a disk thread: have the loop call this, in the order posted. One wake serves many."""
@@ -97,15 +94,24 @@ class DiskThreads:
         self._pending.discard(future)
         future.set_exception(error)
 
+    def _wake_one(self) -> None:
+        """Under the lock: if a job may start and a thread sleeps, wake it; it wakes the next."""
+        if self._asleep and self._lineup.next() is not None:
+            self._asleep -= 1
+            self._wakes.put(True)
+
     def _work(self) -> None:
         """One thread's life. It sleeps only when, under the lock, there was nothing it may start.
 
-        A job that may not start for lack of room is started by the thread that ends another: it looks again.
+        A job that may not start yet is started by the thread whose job's end allows it: it looks again.
         """
         while True:
             with self._lock:
                 taken = self._lineup.take()
-                self._asleep += taken is None
+                if taken is None:
+                    self._asleep += 1
+                else:
+                    self._wake_one()
             if taken is None:
                 if not self._wakes.get():
                     return
