@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -31,6 +32,7 @@ Direction = Literal["write", "read"]
 DEPTH = 8
 TURN_BYTES = 256 << 20
 CHUNK_BYTES = 256 << 10
+FLOOD_READS, FLOOD_WRITERS, FLOOD_BYTES = 400, 32, 2560 << 10
 NAMESPACE = NamespaceDigest(bytes(32))
 GIB = 1 << 30
 
@@ -100,6 +102,43 @@ async def engine(io: DiskIo, file: DiskFile, arena: Arena, direction: Direction,
     with clock.running():
         await asyncio.gather(*map(worker, range(DEPTH)))
     return clock.turn(TURN_BYTES // size * size)
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """What a load's reads take alone, and beside as many writes as anyone likes; and one write alone. Medians."""
+
+    read_ms: float
+    read_in_flood_ms: float
+    write_ms: float
+
+
+async def flood(io: DiskIo, file: DiskFile, arena: Arena) -> Flood:
+    """Reads of CHUNK_BYTES one after the other, alone, then while `FLOOD_WRITERS` write `FLOOD_BYTES` each."""
+    chunk = arena.view(0, CHUNK_BYTES)
+    large = arena.view(CHUNK_BYTES // ALIGN_BYTES, FLOOD_BYTES)
+
+    async def reads() -> float:
+        clock = Clock()
+        for at in range(FLOOD_READS):
+            await clock.time(io.read(file, [chunk], at * 7 % (TURN_BYTES // CHUNK_BYTES) * CHUNK_BYTES, nothing))
+        return 1e3 * percentile(clock.latencies, 50)
+
+    async def write_on() -> None:
+        for at in count():
+            if flooding.done():
+                return
+            await io.write(file, [large], at % (TURN_BYTES // FLOOD_BYTES) * FLOOD_BYTES)
+
+    flooding: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    alone, clock = await reads(), Clock()
+    for at in range(FLOOD_READS // 4):
+        await clock.time(io.write(file, [large], at % (TURN_BYTES // FLOOD_BYTES) * FLOOD_BYTES))
+    writers = [asyncio.create_task(write_on()) for _ in range(FLOOD_WRITERS)]
+    beside = await reads()
+    flooding.set_result(None)
+    await asyncio.gather(*writers)
+    return Flood(alone, beside, 1e3 * percentile(clock.latencies, 50))
 
 
 def make_store(directory: Path, arena: Arena) -> TierStore:

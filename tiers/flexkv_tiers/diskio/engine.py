@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from flexkv_tiers.diskio.base import DiskFuture
 from flexkv_tiers.diskio.files import DiskFile, IoChoice
@@ -17,13 +17,22 @@ from flexkv_tiers.diskio.workers import DiskThreads
 T = TypeVar("T")
 
 
+class Queue(Protocol):
+    """Where transfers wait, and how many are under way."""
+
+    def waiting(self, kind: Kind) -> int: ...
+
+    def running(self, kind: Kind) -> int: ...
+
+
 class Engine:
     """Base of the engines. `workers` run what blocks; `reason` says why this engine was chosen."""
 
     name = ""
 
-    def __init__(self, choice: IoChoice, workers: DiskThreads, reason: str) -> None:
+    def __init__(self, choice: IoChoice, workers: DiskThreads, queue: Queue, reason: str) -> None:
         self._choice = choice
+        self._queue = queue
         self._workers = workers
         self._reason = reason
         self._pages = PagePool()
@@ -50,6 +59,10 @@ class Engine:
             "engine_reason": self._reason,
             "io_path": str(self._choice.path),
             "io_reason": self._choice.reason,
+            "reads_waiting": self._queue.waiting(Kind.READ),
+            "reads_under_way": self._queue.running(Kind.READ),
+            "writes_waiting": self._queue.waiting(Kind.WRITE),
+            "writes_under_way": self._queue.running(Kind.WRITE),
         }
 
     def _begin_sync(self, file: DiskFile) -> DiskFuture[None]:

@@ -66,9 +66,9 @@ class AiofilesIo(Engine):
     def __init__(self, choice: IoChoice, depth: int, reason: str) -> None:
         if choice.path is IoPath.DONTCACHE:  # a flag of preadv, which file objects do not have
             choice = IoChoice(IoPath.FADVISE, f"{choice.reason}; with aiofiles by posix_fadvise after use")
-        super().__init__(choice, DiskThreads(HELPER_COUNT), reason)
-        self._executor = ThreadPoolExecutor(depth, "flexkv-aiofiles")
         self._lineup: Lineup[_Operation] = Lineup(depth)
+        super().__init__(choice, DiskThreads(HELPER_COUNT), self._lineup, reason)
+        self._executor = ThreadPoolExecutor(depth, "flexkv-aiofiles")
         self._tasks: set[asyncio.Task[None]] = set()  # one for each transfer under way
 
     def open(self, path: Path, *, create_bytes: int = 0) -> PortableFile:

@@ -24,7 +24,8 @@ class ThreadsIo(Engine):
     name = "threads"
 
     def __init__(self, choice: IoChoice, depth: int, reason: str) -> None:
-        super().__init__(choice, DiskThreads(depth), reason)
+        workers = DiskThreads(depth)
+        super().__init__(choice, workers, workers, reason)
 
     def read(self, file: DiskFile, targets: Sequence[memoryview], offset: int, then: Callable[[], T]) -> DiskFuture[T]:
         return self._workers.submit(Kind.READ, partial(_read, file, targets, offset, then))

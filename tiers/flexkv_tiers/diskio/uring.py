@@ -6,6 +6,7 @@ no asynchronous call runs on a few threads, so the loop neither computes nor blo
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 from collections.abc import Callable, Sequence
@@ -53,10 +54,9 @@ class UringIo(Engine):
     def __init__(self, choice: IoChoice, depth: int, reason: str) -> None:
         """Raises OSError, its text a reason for people, where the kernel does not let us."""
         self._ring = Ring(depth, IOVECS_MAX)
-        workers = DiskThreads(HELPER_COUNT)
-        super().__init__(choice, workers, reason)
-        self._loop = workers.loop
         self._lineup: Lineup[_Operation] = Lineup(depth)
+        super().__init__(choice, DiskThreads(HELPER_COUNT), self._lineup, reason)
+        self._loop = asyncio.get_running_loop()
         self._places: dict[int, _Operation] = {}  # what is under way, by its place in the ring
         self._free = list(range(depth))
         self._turn_due = False

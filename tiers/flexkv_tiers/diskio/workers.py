@@ -25,7 +25,7 @@ class DiskThreads:
     """A fixed number of threads that take jobs in the order of a `Lineup`. Made on the loop that awaits the results."""
 
     def __init__(self, count: int) -> None:
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._lock = Lock()  # around `_lineup` and `_asleep`
         self._lineup: Lineup[Callable[[], None]] = Lineup(count)
         self._asleep = 0  # threads that wait for a wake nobody has sent yet
@@ -39,7 +39,7 @@ class DiskThreads:
 
     def submit(self, kind: Kind, job: Callable[[], T]) -> DiskFuture[T]:
         """Queue a job; await the future for its result."""
-        future: DiskFuture[T] = DiskFuture(loop=self.loop)
+        future: DiskFuture[T] = DiskFuture(loop=self._loop)
         self.finish(future, kind, job)
         return future
 
@@ -55,7 +55,7 @@ class DiskThreads:
         self._calls.append(call)
         if not self._woken:  # two threads may both see False: one wake too many does no harm
             self._woken = True
-            self.loop.call_soon_threadsafe(self._drain)
+            self._loop.call_soon_threadsafe(self._drain)
 
     async def stop(self) -> None:
         """Let queued jobs run to their end, then end the threads."""
