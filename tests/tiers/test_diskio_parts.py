@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,52 +13,69 @@ import pytest
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.diskio import DiskFile, DiskFuture, IoPath
-from flexkv_tiers.diskio.lineup import WRITES_UNTIL_CALM, Kind, Lineup, writes_max
+from flexkv_tiers.diskio.lineup import WRITE_BYTES_MAX, WRITES_UNTIL_CALM, Kind, Lineup
 from flexkv_tiers.diskio.pages import KEPT_COUNT_MAX, PagePool
 from flexkv_tiers.diskio.ring import NOP, Ring
 from flexkv_tiers.diskio.syncs import GroupSyncs
 
 
+@dataclass(frozen=True)
+class Item:
+    """What waits in a lineup."""
+
+    kind: Kind
+    number: int = 0
+    bytes: int = 0
+
+
+def fill(lineup: Lineup[Item]) -> list[Item]:
+    """Take what may go."""
+    taken = []
+    while (item := lineup.take()) is not None:
+        taken.append(item)
+    return taken
+
+
 def test_reads_go_first_then_syncs_then_writes():
     """Whatever order they came in, they are taken by precedence, and in order of asking within a kind."""
-    lineup: Lineup[str] = Lineup(100)
-    for kind, name in (
-        (Kind.WRITE, "w1"),
-        (Kind.SMALL, "s1"),
-        (Kind.READ, "r1"),
-        (Kind.WRITE, "w2"),
-        (Kind.READ, "r2"),
-    ):
-        lineup.add(kind, name)
+    lineup: Lineup[Item] = Lineup(100)
+    items = [
+        Item(kind, number) for number, kind in enumerate((Kind.WRITE, Kind.SMALL, Kind.READ, Kind.WRITE, Kind.READ))
+    ]
+    for item in items:
+        lineup.add(item)
     taken = []
-    while (next_ := lineup.take()) is not None:
-        taken.append(next_[1])
-        lineup.end(next_[0])
-    assert taken == ["r1", "r2", "s1", "w1", "w2"]
+    while (item := lineup.take()) is not None:
+        taken.append(item.number)
+        lineup.end(item)
+    assert taken == [2, 4, 1, 0, 3]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 8, 64])
 def test_the_disk_is_never_given_more_than_it_should(depth):
-    """At any mix: no more than `depth` under way, writes within their share, one at a time beside reads; none lost."""
+    """At any mix: at most `depth` under way, writes of limited bytes that leave a place, one beside reads; none lost."""
     chance = random.Random(depth)
-    lineup: Lineup[int] = Lineup(depth)
-    running: list[Kind] = []
+    lineup: Lineup[Item] = Lineup(depth)
+    running: list[Item] = []
     asked = taken = 0
     for turn in range(20_000):
         reads_share = (0, 1, 5)[turn // 500 % 3]
         if chance.random() < 0.5:
-            lineup.add(chance.choice([Kind.READ] * reads_share + [Kind.SMALL, Kind.WRITE]), asked)
+            kind = chance.choice([Kind.READ] * reads_share + [Kind.SMALL, Kind.WRITE])
+            lineup.add(Item(kind, asked, chance.randrange(4 << 20) if kind is Kind.WRITE else 0))
             asked += 1
         elif running and chance.random() < 0.7:
             lineup.end(running.pop(chance.randrange(len(running))))
-        while (next_ := lineup.take()) is not None:
-            running.append(next_[0])
+        while (item := lineup.take()) is not None:
+            before = sum(other.bytes for other in running)
+            running.append(item)
             taken += 1
-            writing = sum(kind is not Kind.READ for kind in running)
+            writing = sum(other.kind is not Kind.READ for other in running)
             assert len(running) <= depth
-            assert writing <= writes_max(depth)
-            if next_[0] is not Kind.READ and Kind.READ in running:
-                assert writing == 1
+            assert writing <= max(1, depth - 1)
+            if item.kind is not Kind.READ:
+                assert before < WRITE_BYTES_MAX
+                assert writing == 1 or writing == len(running)
         if lineup.waiting(Kind.READ):
             assert len(running) == depth
     assert asked == taken + sum(lineup.waiting(kind) for kind in Kind)
@@ -65,22 +83,23 @@ def test_the_disk_is_never_given_more_than_it_should(depth):
 
 def test_writes_beside_reads_go_one_at_a_time_and_are_not_starved():
     """Reads without end take all places but one; once they have ceased, writes are many again, after a few."""
-    lineup: Lineup[int] = Lineup(8)
-    for number in range(40):
-        lineup.add(Kind.READ, number)
-        lineup.add(Kind.WRITE, number)
-    first = [lineup.take() for _ in range(9)]
-    assert [taken[0] if taken else None for taken in first] == [Kind.READ] * 7 + [Kind.WRITE, None]
+    lineup: Lineup[Item] = Lineup(8)
+    read, write = Item(Kind.READ), Item(Kind.WRITE)
+    for _ in range(40):
+        lineup.add(read)
+        lineup.add(write)
+    assert fill(lineup) == [read] * 7 + [write]
     for _ in range(33):
-        lineup.end(Kind.READ)
-        assert lineup.take()[0] is Kind.READ
+        lineup.end(read)
+        assert fill(lineup) == [read]
     for _ in range(7):
-        lineup.end(Kind.READ)
-    for _ in range(WRITES_UNTIL_CALM):
-        assert lineup.take() is None
-        lineup.end(Kind.WRITE)
-        assert lineup.take()[0] is Kind.WRITE
-    assert [lineup.take() is not None for _ in range(4)] == [True, True, True, False]
+        lineup.end(read)
+    for _ in range(WRITES_UNTIL_CALM - 1):
+        assert fill(lineup) == []
+        lineup.end(write)
+        assert fill(lineup) == [write]
+    lineup.end(write)
+    assert fill(lineup) == [write] * 7
 
 
 class Syncs:

@@ -160,7 +160,7 @@ class DiskFile:
 class Transfer:
     """One read or write under way: which memory is still to be moved, and from which byte of the file on."""
 
-    __slots__ = ("at", "file", "is_read", "start", "todo")
+    __slots__ = ("at", "bytes", "file", "is_read", "start", "todo")
 
     def __init__(self, file: DiskFile, views: Sequence[memoryview], offset: int, *, is_read: bool) -> None:
         assert views
@@ -170,6 +170,7 @@ class Transfer:
         self.is_read = is_read
         self.start = self.at = offset
         self.todo = list(views)
+        self.bytes = sum(map(len, views))
 
     @property
     def next_views(self) -> list[memoryview]:

@@ -57,6 +57,10 @@ class _Operation:
     then: Callable[[], Any]
     future: DiskFuture[Any] = field(default_factory=DiskFuture)
 
+    @property
+    def bytes(self) -> int:
+        return 0 if self.transfer.is_read else self.transfer.bytes
+
 
 class AiofilesIo(Engine):
     """`DiskIo` on aiofiles, with `depth` threads of its own."""
@@ -89,13 +93,13 @@ class AiofilesIo(Engine):
     def _ask(self, kind: Kind, file: DiskFile, transfer: Transfer, then: Callable[[], T]) -> DiskFuture[T]:
         assert isinstance(file, PortableFile)
         operation = _Operation(kind, file, transfer, then)
-        self._lineup.add(kind, operation)
+        self._lineup.add(operation)
         self._start()
         return operation.future
 
     def _start(self) -> None:
         while (taken := self._lineup.take()) is not None:
-            task = asyncio.create_task(self._carry_out(taken[1]))
+            task = asyncio.create_task(self._carry_out(taken))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -109,7 +113,7 @@ class AiofilesIo(Engine):
                 operation.future.set_result(None)
             else:
                 self._workers.finish(operation.future, Kind.READ, operation.then)
-        self._lineup.end(operation.kind)
+        self._lineup.end(operation)
         self._start()
 
     async def _move(self, file: PortableFile, transfer: Transfer) -> None:

@@ -31,7 +31,8 @@ class ThreadsIo(Engine):
         return self._workers.submit(Kind.READ, partial(_read, file, targets, offset, then))
 
     def write(self, file: DiskFile, sources: Sequence[memoryview], offset: int) -> DiskFuture[None]:
-        return self._workers.submit(Kind.WRITE, partial(file.write, sources, offset))
+        length = sum(map(len, sources))
+        return self._workers.submit(Kind.WRITE, partial(file.write, sources, offset), write_bytes=length)
 
 
 def _read(file: DiskFile, targets: Sequence[memoryview], offset: int, then: Callable[[], T]) -> T:

@@ -43,6 +43,8 @@ class _Operation:
     transfer: Transfer | None
     """None: a sync."""
     then: Callable[[], Any]
+    bytes: int = 0
+    """Bytes it writes."""
     future: DiskFuture[Any] = field(default_factory=DiskFuture)
 
 
@@ -66,7 +68,8 @@ class UringIo(Engine):
         return self._ask(_Operation(Kind.READ, file, Transfer(file, targets, offset, is_read=True), then))
 
     def write(self, file: DiskFile, sources: Sequence[memoryview], offset: int) -> DiskFuture[None]:
-        return self._ask(_Operation(Kind.WRITE, file, Transfer(file, sources, offset, is_read=False), nothing))
+        transfer = Transfer(file, sources, offset, is_read=False)
+        return self._ask(_Operation(Kind.WRITE, file, transfer, nothing, transfer.bytes))
 
     def _begin_sync(self, file: DiskFile) -> DiskFuture[None]:
         return self._ask(_Operation(Kind.SMALL, file, None, file.end_sync))
@@ -79,7 +82,7 @@ class UringIo(Engine):
         self._ring.close()
 
     def _ask(self, operation: _Operation) -> DiskFuture[Any]:
-        self._lineup.add(operation.kind, operation)
+        self._lineup.add(operation)
         self._look_soon()
         return operation.future
 
@@ -97,8 +100,8 @@ class UringIo(Engine):
         self._turn_due = False
         while (taken := self._lineup.take()) is not None:
             place = self._free.pop()
-            self._places[place] = taken[1]
-            self._prepare(place, taken[1])
+            self._places[place] = taken
+            self._prepare(place, taken)
         if not self._ring.enter():
             self._loop.call_later(RETRY_S, self._look_soon)
         ended = self._ring.reap()
@@ -150,7 +153,7 @@ class UringIo(Engine):
     def _free_place(self, place: int, operation: _Operation) -> None:
         del self._places[place]
         self._free.append(place)
-        self._lineup.end(operation.kind)
+        self._lineup.end(operation)
 
     def _finish(self, operation: _Operation) -> None:
         """The kernel is done with it: what is left may block or compute, and goes to a thread."""

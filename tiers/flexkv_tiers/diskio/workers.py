@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -21,13 +22,22 @@ from flexkv_tiers.diskio.lineup import Kind, Lineup
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
+class _Job:
+    """One job that waits or runs."""
+
+    kind: Kind
+    bytes: int
+    run: Callable[[], None]
+
+
 class DiskThreads:
     """A fixed number of threads that take jobs in the order of a `Lineup`. Made on the loop that awaits the results."""
 
     def __init__(self, count: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = Lock()  # around `_lineup` and `_asleep`
-        self._lineup: Lineup[Callable[[], None]] = Lineup(count)
+        self._lineup: Lineup[_Job] = Lineup(count)
         self._asleep = 0  # threads that wait for a wake nobody has sent yet
         self._wakes: SimpleQueue[bool] = SimpleQueue()  # False: end
         self._pending: set[DiskFuture[Any]] = set()  # exactly the jobs that have not ended
@@ -37,17 +47,17 @@ class DiskThreads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, kind: Kind, job: Callable[[], T]) -> DiskFuture[T]:
+    def submit(self, kind: Kind, job: Callable[[], T], *, write_bytes: int = 0) -> DiskFuture[T]:
         """Queue a job; await the future for its result."""
         future: DiskFuture[T] = DiskFuture(loop=self._loop)
-        self.finish(future, kind, job)
+        self.finish(future, kind, job, write_bytes=write_bytes)
         return future
 
-    def finish(self, future: DiskFuture[T], kind: Kind, job: Callable[[], T]) -> None:
+    def finish(self, future: DiskFuture[T], kind: Kind, job: Callable[[], T], *, write_bytes: int = 0) -> None:
         """Queue a job whose result ends `future`."""
         self._pending.add(future)
         with self._lock:
-            self._lineup.add(kind, partial(self._run, job, future))
+            self._lineup.add(_Job(kind, write_bytes, partial(self._run, job, future)))
             self._wake_one()
 
     def post(self, call: Callable[[], object]) -> None:
@@ -116,8 +126,7 @@ class DiskThreads:
                 if not self._wakes.get():
                     return
                 continue
-            kind, job = taken
-            job()
-            del taken, job  # or the last job's memory would stay referenced while the thread sleeps
+            taken.run()
             with self._lock:
-                self._lineup.end(kind)
+                self._lineup.end(taken)
+            del taken  # or the last job's memory would stay referenced while the thread sleeps
