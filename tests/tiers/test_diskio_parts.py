@@ -53,7 +53,7 @@ def test_reads_go_first_then_syncs_then_writes():
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 8, 64])
 def test_the_disk_is_never_given_more_than_it_should(depth):
-    """At any mix: at most `depth` under way, writes of limited bytes that leave a place, one beside reads; none lost."""
+    """At any mix at most `depth` are under way, writes of limited bytes, one beside reads; and none is lost."""
     chance = random.Random(depth)
     lineup: Lineup[Item] = Lineup(depth)
     running: list[Item] = []
