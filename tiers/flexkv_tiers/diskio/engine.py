@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from flexkv_tiers.diskio.base import DiskFuture
+from flexkv_tiers.diskio.base import DiskFuture, settle
 from flexkv_tiers.diskio.files import DiskFile, IoChoice
 from flexkv_tiers.diskio.lineup import Kind
 from flexkv_tiers.diskio.pages import PagePool
@@ -51,6 +51,8 @@ class Engine:
         return self._pages.lend(count)
 
     async def stop(self) -> None:
+        while (future := self._unfinished()) is not None:  # what ends may begin another: the next sync of a file
+            await settle(future)
         await self._workers.stop()
 
     def status(self) -> dict[str, object]:
@@ -64,6 +66,10 @@ class Engine:
             "writes_waiting": self._queue.waiting(Kind.WRITE),
             "writes_under_way": self._queue.running(Kind.WRITE),
         }
+
+    def _unfinished(self) -> DiskFuture[Any] | None:
+        """The future of something under way, wherever it is."""
+        return self._workers.unfinished()
 
     def _begin_sync(self, file: DiskFile) -> DiskFuture[None]:
         return self._workers.submit(Kind.SMALL, file.sync)

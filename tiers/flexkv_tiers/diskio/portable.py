@@ -73,7 +73,7 @@ class AiofilesIo(Engine):
         self._lineup: Lineup[_Operation] = Lineup(depth)
         super().__init__(choice, DiskThreads(HELPER_COUNT), self._lineup, reason)
         self._executor = ThreadPoolExecutor(depth, "flexkv-aiofiles")
-        self._tasks: set[asyncio.Task[None]] = set()  # one for each transfer under way
+        self._moving: dict[asyncio.Task[None], _Operation] = {}  # exactly the transfers under way
 
     def open(self, path: Path, *, create_bytes: int = 0) -> PortableFile:
         return PortableFile(path, self._choice.path, create_bytes=create_bytes)
@@ -85,10 +85,14 @@ class AiofilesIo(Engine):
         return self._ask(Kind.WRITE, file, Transfer(file, sources, offset, is_read=False), nothing)
 
     async def stop(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
         await super().stop()
         self._executor.shutdown()
+
+    def _unfinished(self) -> DiskFuture[Any] | None:
+        asked = [operation.future for operation in self._moving.values()]
+        if (waiting := self._lineup.any()) is not None:
+            asked.append(waiting.future)
+        return next((future for future in asked if not future.done()), None) or super()._unfinished()
 
     def _ask(self, kind: Kind, file: DiskFile, transfer: Transfer, then: Callable[[], T]) -> DiskFuture[T]:
         assert isinstance(file, PortableFile)
@@ -100,8 +104,8 @@ class AiofilesIo(Engine):
     def _start(self) -> None:
         while (taken := self._lineup.take()) is not None:
             task = asyncio.create_task(self._carry_out(taken))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._moving[task] = taken
+            task.add_done_callback(self._moving.pop)
 
     async def _carry_out(self, operation: _Operation) -> None:
         try:

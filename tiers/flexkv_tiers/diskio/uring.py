@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.diskio import ring as rings
-from flexkv_tiers.diskio.base import DiskFuture, nothing, settle
+from flexkv_tiers.diskio.base import DiskFuture, nothing
 from flexkv_tiers.diskio.engine import Engine
 from flexkv_tiers.diskio.files import IOVECS_MAX, DiskFile, IoChoice, IoPath, Transfer
 from flexkv_tiers.diskio.lineup import Kind, Lineup
@@ -62,6 +62,7 @@ class UringIo(Engine):
         self._places: dict[int, _Operation] = {}  # what is under way, by its place in the ring
         self._free = list(range(depth))
         self._turn_due = False
+        self._stopped = False  # a turn that is due may come after the end
         self._loop.add_reader(self._ring.event, self._on_event)
 
     def read(self, file: DiskFile, targets: Sequence[memoryview], offset: int, then: Callable[[], T]) -> DiskFuture[T]:
@@ -75,11 +76,14 @@ class UringIo(Engine):
         return self._ask(_Operation(Kind.SMALL, file, None, file.end_sync))
 
     async def stop(self) -> None:
-        while (operation := self._lineup.any() or next(iter(self._places.values()), None)) is not None:
-            await settle(operation.future)
         await super().stop()
+        self._stopped = True
         self._loop.remove_reader(self._ring.event)
         self._ring.close()
+
+    def _unfinished(self) -> DiskFuture[Any] | None:
+        operation = self._lineup.any() or next(iter(self._places.values()), None)
+        return operation.future if operation is not None else super()._unfinished()
 
     def _ask(self, operation: _Operation) -> DiskFuture[Any]:
         self._lineup.add(operation)
@@ -98,6 +102,8 @@ class UringIo(Engine):
     def _turn(self) -> None:
         """Fill free places, enter the kernel once, and end what has ended."""
         self._turn_due = False
+        if self._stopped:
+            return
         while (taken := self._lineup.take()) is not None:
             place = self._free.pop()
             self._places[place] = taken

@@ -69,13 +69,17 @@ class DiskThreads:
 
     async def stop(self) -> None:
         """Let queued jobs run to their end, then end the threads."""
-        while self._pending:
-            await settle(next(iter(self._pending)))
+        while (future := self.unfinished()) is not None:
+            await settle(future)
         for _ in self._threads:
             self._wakes.put(False)
         for thread in self._threads:
             thread.join()  # idle, so this takes no time
         self._threads.clear()
+
+    def unfinished(self) -> DiskFuture[Any] | None:
+        """One of the jobs that have not ended."""
+        return next(iter(self._pending), None)
 
     def waiting(self, kind: Kind) -> int:
         return self._lineup.waiting(kind)
