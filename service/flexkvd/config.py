@@ -131,6 +131,12 @@ class SsdTable:
         high=GIB,
     )
     transfer_s_max: float = key(Kind.NUMBER, "A read or write that takes longer has failed.", 30.0, low=0.1, high=3600)
+    io: Literal["auto", "io_uring", "threads", "aiofiles"] = key(
+        Kind.TEXT,
+        "Engine that moves the bytes; auto: io_uring where the kernel lets us, else threads. Status says which.",
+        "auto",
+        choices=("auto", "io_uring", "threads", "aiofiles"),
+    )
     codec: str = key(
         Kind.TEXT,
         "How blocks are compressed; auto: each plane by what pays on its own blocks, or not at all.",
