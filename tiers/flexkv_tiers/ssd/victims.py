@@ -15,12 +15,14 @@ from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 DEAD_SHARE_MIN = 8
 """Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
 
+OLDEST_COUNT = 4
+
 
 def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
     """The segment of a directory to empty; None when none is worth it.
 
     Without urgency its live records must all fit the budget. With urgency any dead page is worth it, and
-    where nothing is dead and live records may be lost, the oldest segment goes.
+    where nothing is dead and live records may be lost, of the oldest segments the one that is read least goes.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
     if urgent:
@@ -32,7 +34,12 @@ def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segme
         return max(worthy, key=lambda each: _benefit(log, each))
     if not urgent or not may_lose:
         return None
-    return min(sealed, key=lambda each: each.sequence, default=None)
+    oldest = sorted(sealed, key=lambda each: each.sequence)[:OLDEST_COUNT]
+    return min(oldest, key=lambda each: _read_pages(log, each), default=None)
+
+
+def _read_pages(log: Log, segment: Segment) -> int:
+    return sum(log.table.pages(slot) for slot in log.live_slots(segment) if log.table.has(slot, WAS_READ))
 
 
 def _is_worth(log: Log, segment: Segment) -> bool:
