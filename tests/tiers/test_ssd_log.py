@@ -181,7 +181,7 @@ def test_rewriting_stays_within_its_limit(amplification_max):
 
 
 def test_what_was_read_is_kept_and_the_rest_let_go():
-    """Over the budget only records that somebody read since they were written are rewritten."""
+    """When the budget runs low only records that somebody read since they were written are rewritten."""
     driver = Driver(random.Random(1), [4], 1.5)
     for number in range(30):
         driver.write(number)

@@ -16,6 +16,8 @@ DEAD_SHARE_MIN = 8
 """Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
 
 OLDEST_COUNT = 4
+KEPT_SHARE = 2
+"""One segment's worth divided by this stays in the budget for records that are read."""
 
 
 def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
@@ -54,9 +56,9 @@ def _benefit(log: Log, segment: Segment) -> float:
 
 
 def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
-    """Which of a victim's live records are rewritten: all within the budget; else those that were read, while it lasts.
+    """Which of a victim's live records are rewritten: those that were read while the budget lasts, then all others.
 
-    Damaged ones and those being dropped never are. A victim that is all live keeps half at most: something must go.
+    The others only while enough of the budget is left for what is read in the next victim. Damaged ones and those being dropped never are. A victim that is all live keeps half at most: something must go.
     """
     table = log.table
     worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
@@ -64,11 +66,14 @@ def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
     segment = log.segments[table.place(slots[0])[0]] if slots else None
     if segment is not None and segment.live_pages >= log.used_pages(segment) and not _is_worth(log, segment):
         left_pages = min(left_pages, segment.live_pages // 2)
-    if sum(map(table.pages, worthy)) <= left_pages:
-        return worthy
-    chosen = []
+    chosen, others = [], []
     for slot in worthy:
-        if table.has(slot, WAS_READ) and (pages := table.pages(slot)) <= left_pages:
+        pages = table.pages(slot)
+        if not table.has(slot, WAS_READ):
+            others.append(slot)
+        elif pages <= left_pages:
             chosen.append(slot)
             left_pages -= pages
+    if sum(map(table.pages, others)) + log.room_pages // KEPT_SHARE <= left_pages:
+        chosen += others
     return chosen
