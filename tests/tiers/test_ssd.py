@@ -23,7 +23,6 @@ from tests.tiers.contract import (
     block,
     drain,
     fault_of_read,
-    fault_or_location,
     opened,
     places_of,
     write_all,
@@ -117,7 +116,7 @@ def test_zeroed_parts_are_a_miss(disk, frames, at, length):
 
 
 def test_a_record_zeroed_while_the_daemon_was_down_is_counted(disk, frames):
-    """The footer names a record whose bytes are gone: a read of it is CORRUPT and counted; dropped ones are not told."""
+    """The footer names a record whose bytes are gone: a read is CORRUPT and counted; dropped ones are not told."""
 
     async def first(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(at) for at in range(6)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -136,7 +137,7 @@ class Driver:
         for segment in log.segments:
             runs = sorted(taken[segment.index])
             assert segment.live_pages == sum(pages for _, pages in runs)
-            for (page, pages), (following, _) in zip(runs, runs[1:], strict=False):
+            for (page, pages), (following, _) in pairwise(runs):
                 assert page + pages <= following
             assert not runs or runs[-1][0] + runs[-1][1] <= segment.next_page <= SEGMENT_PAGES - 1
             assert not (segment.state is SegmentState.FREE and runs)

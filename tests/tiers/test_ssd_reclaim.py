@@ -93,7 +93,7 @@ class Cache:
 
 @pytest.mark.parametrize("stripes", [1, 3])
 def test_space_comes_back_within_the_write_limit(tmp_path, frames, stripes):
-    """Many times the capacity is written under random drops: no write is refused, no limit exceeded, all bytes right."""
+    """Many times the capacity is written under random drops: no write refused, no limit exceeded, all bytes right."""
 
     async def scene() -> None:
         cache = Cache([tmp_path / str(number) for number in range(stripes)], frames)
@@ -157,7 +157,7 @@ def test_without_rewriting_the_oldest_go_and_are_told(tmp_path, frames):
 
 
 def test_a_reader_is_never_cut(tmp_path, frames):
-    """A record that is being read while its segment is reclaimed and asked for comes whole; then the segment is used."""
+    """A record that is being read while its segment is reclaimed and asked for comes whole."""
 
     async def scene() -> None:
         cache = Cache([tmp_path], frames, amplification_max=1.0)
@@ -175,7 +175,7 @@ def test_a_reader_is_never_cut(tmp_path, frames):
 
 
 def test_the_state_survives_a_restart_at_any_time(tmp_path, frames):
-    """After churn and a restart exactly what was neither dropped nor lost is found, each block once, whole, and usable."""
+    """After churn and a restart exactly what was neither dropped nor lost is found, each block once and whole."""
     kept: dict[int, set[BlockName]] = {}
 
     async def life(turn: int) -> None:

@@ -58,7 +58,9 @@ class Segment:
     writes: int = 0  # running
     map_writes: int = 0  # drops that are not durable yet
     readers: int = 0
-    entries: dict[int, tuple[int, Entry]] = field(default_factory=dict)  # page -> slot, entry; until the footer is there
+    entries: dict[int, tuple[int, Entry]] = field(
+        default_factory=dict
+    )  # page -> slot, entry; until the footer is there
     slots: array[int] = field(default_factory=lambda: array("I"))  # of records the footer names; some have left
     footer: FooterSize = field(default_factory=FooterSize)
 

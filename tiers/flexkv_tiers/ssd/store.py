@@ -12,7 +12,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
