@@ -94,8 +94,11 @@ class Driver:
         if victim is None:
             return
         victim.state = SegmentState.RECLAIMING
-        for slot in choose_rewrites(self.log, list(self.log.live_slots(victim))):
+        for slot in choose_rewrites(self.log, list(self.log.live_slots(victim)), urgent=urgent):
             self.rewrite(disk, slot)
+        if not urgent and list(self.log.live_slots(victim)):
+            victim.state = SegmentState.SEALED
+            return
         for slot in list(self.log.live_slots(victim)):
             location = self.log.table.location(slot)
             del self.records[location]
@@ -193,7 +196,7 @@ def test_what_was_read_is_kept_and_the_rest_let_go():
     read = [slot for slot in slots if driver.log.table.pages(slot) == 2][:2]
     for slot in read:
         driver.log.table.mark(slot, WAS_READ)
-    assert choose_rewrites(driver.log, slots) == read
+    assert choose_rewrites(driver.log, slots, urgent=True) == read
 
 
 def test_a_segment_with_readers_is_not_opened():

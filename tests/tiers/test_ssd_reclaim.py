@@ -82,7 +82,7 @@ class Cache:
             assert self.frames.bytes_of(self.target) == content(name, LENGTHS)
 
     async def churn(self, numbers: range, chance: random.Random, hot: Sequence[BlockName] = ()) -> None:
-        """Write blocks, dropping others at random to keep the planner's bound; the hot ones are read again and again."""
+        """Write blocks, dropping others at random to keep the planner's bound; the hot ones are read each time."""
         for number in numbers:
             while len(self.places) >= self.room:
                 await self.drop(chance.choice([name for name in self.places if name not in hot]))

@@ -23,14 +23,15 @@ KEPT_SHARE = 2
 def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
     """The segment of a directory to empty; None when none is worth it.
 
-    Without urgency its live records must all fit the budget. With urgency any dead page is worth it, and
-    where nothing is dead and live records may be lost, of the oldest segments the one that is read least goes.
+    Without urgency its live records must all fit the budget, and leave some of it for what is read. With urgency
+    any dead page is worth it, and where nothing is dead and live records may be lost, of the oldest segments the
+    one that is read least goes.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
     if urgent:
         worthy = [each for each in sealed if _is_worth(log, each) or log.used_pages(each) > each.live_pages]
     else:
-        budget_pages = log.budget.left_bytes // PAGE_BYTES
+        budget_pages = log.budget.left_bytes // PAGE_BYTES - log.room_pages // KEPT_SHARE
         worthy = [each for each in sealed if _is_worth(log, each) and each.live_pages <= budget_pages]
     if worthy:
         return max(worthy, key=lambda each: _benefit(log, each))
@@ -55,7 +56,7 @@ def _benefit(log: Log, segment: Segment) -> float:
     return (1 - live_share) * (log.sequence - segment.sequence + 1) / (1 + live_share)
 
 
-def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
+def choose_rewrites(log: Log, slots: Sequence[int], *, urgent: bool) -> list[int]:
     """Which of a victim's live records are rewritten: those that were read while the budget lasts, then all others.
 
     The others only while enough of the budget is left for what is read in the next victim. Damaged ones and
@@ -63,6 +64,8 @@ def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
     """
     table = log.table
     worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
+    if not urgent:
+        return worthy  # nobody needs the room yet: a victim was chosen whose live records fit the budget
     left_pages = log.budget.left_bytes // PAGE_BYTES
     segment = log.segments[table.place(slots[0])[0]] if slots else None
     if segment is not None and segment.live_pages >= log.used_pages(segment) and not _is_worth(log, segment):
