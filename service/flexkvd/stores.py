@@ -41,7 +41,8 @@ def make_stores(config: Config, arena: Arena, codecs: Codecs, listener_for: Call
 def _ssd(
     table: SsdTable, arena: Arena, codec: TierCodec | None, listener: StoreListener
 ) -> tuple[TierStore, TierLimits]:
-    from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - only a daemon with a disk tier needs it
+    from flexkv_tiers.diskio import open_disk_io  # noqa: PLC0415 - only a daemon with a disk tier needs it
+    from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - likewise
 
     store = SsdStore(
         [Path(each) for each in table.directory],
@@ -51,8 +52,7 @@ def _ssd(
         segment_bytes=table.segment_bytes,
         amplification_max=table.write_amplification_max,
         reserve_bytes=table.free_space_reserve_bytes or None,
-        direct=table.direct_io,
-        depth=table.threads,
+        open_io=lambda directory: open_disk_io(directory, table.io, table.threads, table.direct_io),
         codec=codec,
     )
     return store, TierLimits(
