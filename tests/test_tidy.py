@@ -84,8 +84,8 @@ def test_a_function_is_small(path):
 
 
 def test_the_core_stays_readable_in_a_sitting():
-    """All of `flexkv_py.core` has at most 3,500 lines."""
-    assert sum(line_count(path) for path in files("flexkv_py/core")) <= CORE_LINES_MAX
+    """What decides in `flexkv_py.core` has at most 3,500 lines: all of it but the vocabulary."""
+    assert sum(line_count(path) for path in files("flexkv_py/core") if path not in DECLARATIONS) <= CORE_LINES_MAX
 
 
 @of_all

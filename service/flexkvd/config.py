@@ -13,8 +13,6 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from flexkv_py.core.config import SECOND_NS, PlannerConfig
-from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES
 from flexkv_tiers.codec.choice import CODEC_NAMES
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
@@ -392,47 +390,6 @@ def describe() -> Iterator[KeyDescription]:
         for each, accepted in keys_of(cls):
             default = None if each.default is MISSING else each.default
             yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc)
-
-
-def planner_config(config: Config) -> PlannerConfig:
-    """What of it the planner is told."""
-    ssd, s3, limits, rules = config.ssd, config.s3, config.limits, config.planner
-    hits_min = 2 if rules.admission == "second-use" else 1
-    tiers = (Tier.DRAM, *([Tier.SSD] if ssd else []), *([Tier.S3] if s3 else []))
-    return PlannerConfig(
-        tiers=tiers,
-        recovers=tiers[1:],
-        segment_bytes=config.dram.segment_bytes,
-        dram_segments=config.dram.bytes // config.dram.segment_bytes,
-        ssd_bytes=_usable_bytes(ssd) if ssd else 0,
-        s3_bytes=s3.bytes if s3 else 0,
-        policy=rules.policy,
-        ssd_hits_min=rules.ssd_hits_min or hits_min,
-        s3_hits_min=rules.s3_hits_min or hits_min,
-        ssd_bytes_per_day=ssd.endurance_bytes_per_day if ssd else 0,
-        dram_clean_ahead=rules.clean_ahead if rules.dram_clean_ahead < 0 else rules.dram_clean_ahead,
-        ssd_clean_ahead=rules.clean_ahead if rules.ssd_clean_ahead < 0 else rules.ssd_clean_ahead,
-        sessions_max=limits.sessions_max,
-        tickets_per_session_max=limits.tickets_per_session_max,
-        leases_per_session_max=limits.leases_per_session_max,
-        allocation_waiters_max=limits.allocation_waiters_max,
-        demotions_in_flight_max=limits.demotions_in_flight_max,
-        demotion_bytes_in_flight_max=limits.demotion_bytes_in_flight_max,
-        promotions_in_flight_max=limits.promotions_in_flight_max,
-        promotion_bytes_in_flight_max=limits.promotion_bytes_in_flight_max,
-        flush_in_flight_max=limits.flush_in_flight_max,
-        demotion_faults_max=limits.demotion_faults_max,
-        story_events_max=limits.story_events_max,
-        hold_ns_max=int(limits.hold_s_max * SECOND_NS),
-        retry_after_ns=int(limits.retry_after_s * SECOND_NS),
-    )
-
-
-def _usable_bytes(ssd: SsdTable) -> int:
-    """What of the capacity live records may take."""
-    from flexkv_tiers.ssd.sizes import planned_usable_bytes  # noqa: PLC0415 - only a daemon with a disk tier needs it
-
-    return planned_usable_bytes(ssd.bytes, len(ssd.directory), ssd.segment_bytes)
 
 
 def read_token(path: str, key_name: str) -> str:

@@ -21,10 +21,11 @@ from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
 from flexkvd.codecs import Codecs
-from flexkvd.config import Config, planner_config, read_token
+from flexkvd.config import Config, read_token
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.lag import LagProbe
+from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
 from flexkvd.server import Gate, Server

@@ -9,7 +9,8 @@ import pytest
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd.config import TABLES, Config, describe, load_config, parse_config, planner_config, read_token
+from flexkvd.config import TABLES, Config, describe, load_config, parse_config, read_token
+from flexkvd.planning import planner_config
 from flexkvd.stores import s3_config
 from flexkvd.toml_tables import keys_of
 

@@ -42,10 +42,11 @@ from flexkv_tiers.fake import FakeRecords, FakeStore, FaultPlan, Operation, Verd
 from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
-from flexkvd.config import Config, parse_config, planner_config
+from flexkvd.config import Config, parse_config
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor, TierLimits
 from flexkvd.facts import facts_of
+from flexkvd.planning import planner_config
 from flexkvd.requests import Requests
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
