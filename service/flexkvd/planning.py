@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
-from flexkvd.config import Config, SsdTable
+from flexkvd.config import Config
+from flexkvd.tier_tables import SsdTable
 
 
 def planner_config(config: Config) -> PlannerConfig:

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from flexkv_py.errors import FlexKVError
 from flexkvd import socket_file
-from flexkvd.config import Config, S3Table, SsdTable, read_token
+from flexkvd.config import Config, read_token
+from flexkvd.tier_tables import S3Table, SsdTable
 from flexkvd.toml_tables import bad_config, format_size
 
 

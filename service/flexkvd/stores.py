@@ -14,8 +14,9 @@ from flexkv_tiers.base import StoreListener, TierStore
 from flexkv_tiers.codec.pool import TierCodec
 from flexkv_tiers.memory import Arena
 from flexkvd.codecs import Codecs
-from flexkvd.config import Config, S3Table, SsdTable
+from flexkvd.config import Config
 from flexkvd.executor import TierLimits
+from flexkvd.tier_tables import S3Table, SsdTable
 
 if TYPE_CHECKING:
     from flexkv_tiers.s3 import S3Config

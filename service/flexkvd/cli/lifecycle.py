@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd.config import DAY_S, S3Table, load_config
+from flexkvd.config import load_config
+from flexkvd.tier_tables import DAY_S, S3Table
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
