@@ -119,7 +119,7 @@ def test_what_is_read_stays(tmp_path, frames):
 
     async def scene() -> None:
         cache = Cache([tmp_path], frames)
-        cache.room -= 9
+        cache.room -= 18
         async with opened(cache.store):
             await cache.churn(range(4), random.Random(1))
             hot = list(cache.places)

@@ -244,8 +244,8 @@ class SsdStore:
                 opened, full = False, fault.detail
             if opened:
                 continue
-            if active is self._log.disks[number].active:
-                self._roller.retire(number)
+            if self._log.only_active(number):
+                self._roller.retire(number)  # the cleaner has no other to empty
             if not await self._cleaners[number].room():
                 raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
         raise TierFault(Fault.FULL, "others took the room every time some came free")

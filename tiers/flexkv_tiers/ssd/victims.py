@@ -12,7 +12,7 @@ from flexkv_tiers.ssd.format import PAGE_BYTES
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 
-DEAD_SHARE_MIN = 8
+DEAD_SHARE_MIN = 4
 """Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
 
 OLDEST_COUNT = 4
