@@ -108,11 +108,11 @@ class SsdTable:
         low=1,
         high=10,
     )
-    free_space_reserve_bytes: str = key(
-        Kind.TEXT,
-        'Room of the file system that stays free, like "1GiB"; auto: a fiftieth of it, at most 1 GiB.',
-        "auto",
-        low=1,
+    free_space_reserve_bytes: int = key(
+        Kind.SIZE,
+        "Room of each file system that stays free; 0: a fiftieth of it, at most 1 GiB.",
+        0,
+        high=1 << 50,
     )
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)
@@ -289,7 +289,7 @@ def planner_config(config: Config) -> PlannerConfig:
         recovers=tiers[1:],
         segment_bytes=config.dram.segment_bytes,
         dram_segments=config.dram.bytes // config.dram.segment_bytes,
-        ssd_bytes=ssd.bytes if ssd else 0,
+        ssd_bytes=_usable_bytes(ssd) if ssd else 0,
         s3_bytes=s3.bytes if s3 else 0,
         policy=config.planner.policy,
         admission=config.planner.admission,
@@ -306,6 +306,13 @@ def planner_config(config: Config) -> PlannerConfig:
         hold_ns_max=int(limits.hold_s_max * SECOND_NS),
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
     )
+
+
+def _usable_bytes(ssd: SsdTable) -> int:
+    """What of the capacity live records may take."""
+    from flexkv_tiers.ssd.sizes import planned_usable_bytes  # noqa: PLC0415 - only a daemon with a disk tier needs it
+
+    return planned_usable_bytes(ssd.bytes, len(ssd.directory), ssd.segment_bytes)
 
 
 def read_token(path: str, key_name: str) -> str:

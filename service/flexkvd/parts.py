@@ -7,7 +7,6 @@ closed. When `make_parts` returns, workers can connect.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from flexkv_py.core.messages import Tier, TierChanged
+from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
@@ -27,9 +26,8 @@ from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
+from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
-
-log = logging.getLogger(__name__)
 
 BOOT_BYTES = 16
 
@@ -65,12 +63,7 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     planner = Planner(told)
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
-
-    def tier_changed(tier: Tier, up: bool, why: str) -> None:
-        log.warning("%s is %s: %s", tier.name.lower(), "up" if up else "down", why)
-        engine.post(TierChanged(tier, up, why, engine.now_ns()))
-
-    stores = make_stores(config, arena, tier_changed)
+    stores = make_stores(config, arena, lambda tier: StoreEvents(tier, engine))
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:

@@ -38,7 +38,13 @@ def warnings(config: Config) -> Iterator[str]:
     """What works, though not as well as configured. Only for a configuration without problems."""
     if config.ssd is None:
         return
-    wanted_bytes, directory = config.ssd.bytes, Path(config.ssd.directory)
+    wanted_bytes = config.ssd.bytes // len(config.ssd.directory)
+    for directory in map(Path, config.ssd.directory):
+        yield from _warnings_of_disk(directory, wanted_bytes)
+
+
+def _warnings_of_disk(directory: Path, wanted_bytes: int) -> Iterator[str]:
+    """`wanted_bytes` is this directory's share of the capacity."""
     whole_bytes, room_bytes = _disk(directory)
     if not whole_bytes:
         return  # a file system without a size of its own
@@ -89,7 +95,8 @@ def _check_memory(wanted_bytes: int) -> None:
 def _check_directory(table: SsdTable) -> None:
     from flexkv_tiers.ssd.directory import inspect  # noqa: PLC0415 - only a daemon with a disk tier needs it
 
-    inspect(Path(table.directory))
+    for directory in table.directory:
+        inspect(Path(directory))
 
 
 def _check_endpoint(table: S3Table) -> None:

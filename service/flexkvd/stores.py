@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flexkv_py.core.messages import Tier
-from flexkv_tiers.base import TierStore
+from flexkv_tiers.base import StoreListener, TierStore
 from flexkv_tiers.memory import Arena
 from flexkvd.config import Config, S3Table, SsdTable
 from flexkvd.executor import TierLimits
@@ -26,20 +26,30 @@ SIGN_PAYLOAD = {"auto": None, "always": True, "never": False}
 Stores = dict[Tier, tuple[TierStore, TierLimits]]
 
 
-def make_stores(config: Config, arena: Arena, tier_changed: Callable[[Tier, bool, str], None]) -> Stores:
-    """Stores of the tiers that are configured, not started. `tier_changed` hears of S3 going and coming."""
+def make_stores(config: Config, arena: Arena, listener_for: Callable[[Tier], StoreListener]) -> Stores:
+    """Stores of the tiers that are configured, not started; each tells its own listener what it finds out."""
     stores: Stores = {}
     if config.ssd is not None:
-        stores[Tier.SSD] = _ssd(config.ssd, arena)
+        stores[Tier.SSD] = _ssd(config.ssd, arena, listener_for(Tier.SSD))
     if config.s3 is not None:
-        stores[Tier.S3] = _s3(config.s3, arena, lambda up, why: tier_changed(Tier.S3, up, why))
+        stores[Tier.S3] = _s3(config.s3, arena, listener_for(Tier.S3).changed)
     return stores
 
 
-def _ssd(table: SsdTable, arena: Arena) -> tuple[TierStore, TierLimits]:
+def _ssd(table: SsdTable, arena: Arena, listener: StoreListener) -> tuple[TierStore, TierLimits]:
     from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - only a daemon with a disk tier needs it
 
-    store = SsdStore(Path(table.directory), table.bytes, arena, direct=table.direct_io, thread_count=table.threads)
+    store = SsdStore(
+        [Path(each) for each in table.directory],
+        table.bytes,
+        arena,
+        listener=listener,
+        segment_bytes=table.segment_bytes,
+        amplification_max=table.write_amplification_max,
+        reserve_bytes=table.free_space_reserve_bytes or None,
+        direct=table.direct_io,
+        depth=table.threads,
+    )
     return store, TierLimits(table.reads_in_flight_max, table.writes_in_flight_max, table.transfer_s_max)
 
 

@@ -29,7 +29,7 @@ def tell(line: str) -> None:
 
 
 async def write_for_ever(store: SsdStore, frames: Frames, first: int) -> None:
-    """Write block after block; of every three, drop the first, so that slots are used again."""
+    """Write block after block; of every three, drop the first, so that segments are used again."""
     source = frames.take(LENGTHS)
     for number in count(first, WRITERS):
         copy_into(frames, source, block(number), LENGTHS)

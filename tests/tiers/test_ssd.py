@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import mmap
+import os
 import resource
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 from flexkv_py.core.messages import BlockName, Fault
 from flexkv_tiers.base import TierFault, TierStore
 from flexkv_tiers.ssd import SsdStore
-from flexkv_tiers.ssd.slots import SLOT_BITS, SLOTS_MAX
 from tests.tiers.contract import (
     KIB,
     SMALL,
@@ -28,6 +28,7 @@ from tests.tiers.contract import (
     places_of,
     write_all,
 )
+from tests.tiers.segment_files import Place, records
 
 RECORD_BYTES = 4 * KIB + sum(SMALL)
 HEADER_FIELDS = {
@@ -41,6 +42,7 @@ HEADER_FIELDS = {
     "namespace": 52,
     "chunk table": 84 + 20,
     "padding": 2000,
+    "salt": 4096 - 16 - 8,
     "own checksum": 4095,
 }
 CHUNK_BYTES = {"first chunk": 4 * KIB, "its end": 12 * KIB - 1, "last chunk": 12 * KIB, "record's end": 16 * KIB - 1}
@@ -64,22 +66,9 @@ class Disk:
 
         asyncio.run(life())
 
-    def place(self, location: int) -> tuple[Path, int]:
-        [path] = self.directory.glob(f"segment-{location >> SLOT_BITS:06d}-*.kv")
-        return path, (location & (SLOTS_MAX - 1)) * int(path.stem.split("-")[2])
-
-    def record(self, location: int) -> bytes:
-        path, offset = self.place(location)
-        return path.read_bytes()[offset : offset + RECORD_BYTES]
-
-    def overwrite(self, location: int, at: int, data: bytes) -> None:
-        path, offset = self.place(location)
-        with path.open("r+b") as file:
-            file.seek(offset + at)
-            file.write(data)
-
-    def flip(self, location: int, at: int) -> None:
-        self.overwrite(location, at, bytes([self.record(location)[at] ^ 0x10]))
+    def place(self, name: BlockName) -> Place:
+        """Where a block's record lies; the last one, if there are several."""
+        return dict(records(self.directory))[name]
 
 
 @pytest.fixture
@@ -93,7 +82,7 @@ def test_a_flipped_bit_is_a_miss_and_a_quarantine(disk, frames, at):
 
     async def damaged(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(1), block(2), block(3)])
-        disk.flip(places[block(2)], at)
+        disk.place(block(2)).flip(at)
         assert await fault_of_read(store, frames, block(2), places[block(2)]) is Fault.CORRUPT
         await assert_readable(store, frames, block(1), places[block(1)])
         await assert_readable(store, frames, block(3), places[block(3)])
@@ -102,17 +91,16 @@ def test_a_flipped_bit_is_a_miss_and_a_quarantine(disk, frames, at):
 
     async def after(store: SsdStore) -> None:
         found = places_of([batch async for batch in store.found()])
-        in_header = at < 4 * KIB
-        assert (block(2) in found) != in_header
-        assert store.status()["found_damaged"] == in_header
-        if not in_header:  # a chunk is looked at when it is read
-            assert await fault_of_read(store, frames, block(2), found[block(2)]) is Fault.CORRUPT
-            await store.drop(block(2), found[block(2)])
+        assert set(found) == {block(1), block(2), block(3), block(4), block(5)}  # the footer still names it
+        assert await fault_of_read(store, frames, block(2), found[block(2)]) is Fault.CORRUPT
+        await store.drop(block(2), found[block(2)])
         assert store.status()["records_quarantined"] == 0
-        assert set(found) - {block(2)} == {block(1), block(3), block(4), block(5)}
 
-    disk.live(damaged)
-    disk.live(after)
+    async def later(store: SsdStore) -> None:
+        assert set(places_of([batch async for batch in store.found()])) == {block(1), block(3), block(4), block(5)}
+
+    for scene in (damaged, after, later):
+        disk.live(scene)
 
 
 @pytest.mark.parametrize(("at", "length"), [(0, 4 * KIB), (4 * KIB, 8 * KIB), (12 * KIB, 4 * KIB), (0, RECORD_BYTES)])
@@ -121,83 +109,87 @@ def test_zeroed_parts_are_a_miss(disk, frames, at, length):
 
     async def scene(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(1)])
-        disk.overwrite(places[block(1)], at, bytes(length))
+        place = disk.place(block(1))
+        Place(place.path, place.offset + at, length).write(bytes(length))
         assert await fault_of_read(store, frames, block(1), places[block(1)]) is Fault.CORRUPT
 
     disk.live(scene)
 
 
 def test_a_record_zeroed_while_the_daemon_was_down_is_counted(disk, frames):
-    """A blank slot before a used one has lost its record; one that was dropped, or never used, has not."""
+    """The footer names a record whose bytes are gone: a read of it is CORRUPT and counted; dropped ones are not told."""
 
     async def first(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(at) for at in range(6)])
-        ordered = sorted(places.items(), key=lambda place: place[1])
-        await store.drop(*ordered[1])
-        disk.overwrite(ordered[3][1], 0, bytes(RECORD_BYTES))
+        await store.drop(block(1), places[block(1)])
 
     async def second(store: SsdStore) -> None:
-        assert len(places_of([batch async for batch in store.found()])) == 4
-        assert (store.status()["found_blank"], store.status()["found_damaged"]) == (1, 0)
+        found = places_of([batch async for batch in store.found()])
+        assert set(found) == {block(0), block(2), block(3), block(4), block(5)}
+        assert await fault_of_read(store, frames, block(3), found[block(3)]) is Fault.CORRUPT
+        assert store.status()["faults"]["corrupt"] == 1
 
     disk.live(first)
+    disk.place(block(3)).write(bytes(RECORD_BYTES))
     disk.live(second)
 
 
-@pytest.mark.parametrize("keep", [0, 100, 4 * KIB, 12 * KIB, RECORD_BYTES - 1])
+@pytest.mark.parametrize("keep", [0, 100, 4 * KIB, 16 * KIB, 24 * KIB])
 def test_a_truncated_segment_is_a_miss(disk, frames, keep):
-    """A segment cut off within its first record: faults while it lives, nothing of it found afterwards."""
+    """A segment cut off within its first records: faults while it lives, and what is found afterwards faults too."""
 
     async def cut(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(1), block(2)])
-        path, _ = disk.place(places[block(1)])
-        with path.open("r+b") as file:
-            file.truncate(keep)
+        os.truncate(disk.place(block(1)).path, keep)
         for name, location in places.items():
             assert await fault_of_read(store, frames, name, location) is Fault.CORRUPT
 
     async def after(store: SsdStore) -> None:
-        assert not [batch async for batch in store.found()]
-        await write_all(store, frames, [block(1)])
+        for name, location in places_of([batch async for batch in store.found()]).items():
+            assert await fault_of_read(store, frames, name, location) is Fault.CORRUPT
+            await store.drop(name, location)
+        places = await write_all(store, frames, [block(1)])
+        await assert_readable(store, frames, block(1), places[block(1)])
 
     disk.live(cut)
     disk.live(after)
 
 
 def test_a_segment_cut_in_its_last_record_is_counted(disk, frames):
-    """What is left of a slot is no record: the block is a miss, the others are found, and the start says so."""
+    """What is left is no record: the block is a miss, the others are found by a scan, and the start says so."""
 
-    async def cut(store: SsdStore) -> None:
-        places = await write_all(store, frames, [block(1), block(2)])
-        path, offset = disk.place(places[block(2)])
-        with path.open("r+b") as file:
-            file.truncate(offset + 4 * KIB)
+    async def write(store: SsdStore) -> None:
+        await write_all(store, frames, [block(1)])
+        await write_all(store, frames, [block(2)])
 
     async def after(store: SsdStore) -> None:
-        assert set(places_of([batch async for batch in store.found()])) == {block(1)}
-        assert store.status()["found_damaged"] == 1
+        found = places_of([batch async for batch in store.found()])
+        assert set(found) == {block(1)}
+        assert (store.status()["found_torn"], store.status()["found_footers_damaged"]) == (1, 1)
+        await assert_readable(store, frames, block(1), found[block(1)])
 
-    disk.live(cut)
+    disk.live(write)
+    last = disk.place(block(2))
+    os.truncate(last.path, last.offset + 4 * KIB)
     disk.live(after)
 
 
 @pytest.mark.parametrize("other", [block(2), block(1, space=2), block(1, shard=1)], ids=["key", "space", "shard"])
-def test_swapped_records_are_a_miss_and_found_where_they_are(disk, frames, other):
-    """Two whole records swapped: each is CORRUPT at its old place; a new life finds both right at their new one."""
+def test_swapped_records_are_a_miss(disk, frames, other):
+    """Two whole records swapped: each is CORRUPT at the other's place, now and in the next life; neither is served."""
 
     async def swap(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(1), other])
-        one, two = disk.record(places[block(1)]), disk.record(places[other])
-        disk.overwrite(places[block(1)], 0, two)
-        disk.overwrite(places[other], 0, one)
+        one, two = disk.place(block(1)), disk.place(other)
+        first, second = one.read(), two.read()
+        one.write(second)
+        two.write(first)
         for name, location in places.items():
             assert await fault_of_read(store, frames, name, location) is Fault.CORRUPT
 
     async def after(store: SsdStore) -> None:
-        found = places_of([batch async for batch in store.found()])
-        assert set(found) == {block(1), other}
-        for name, location in found.items():
-            await assert_readable(store, frames, name, location)
+        for name, location in places_of([batch async for batch in store.found()]).items():
+            assert await fault_of_read(store, frames, name, location) is Fault.CORRUPT
 
     disk.live(swap)
     disk.live(after)
@@ -211,7 +203,8 @@ def test_chunks_of_another_block_under_a_right_header_are_a_miss(disk, frames, a
         places = await write_all(store, frames, [block(1), block(1, space=2)])
         start = 4 * KIB if at < 12 * KIB else 12 * KIB
         end = start + SMALL[start > 4 * KIB]
-        disk.overwrite(places[block(1)], start, disk.record(places[block(1, space=2)])[start:end])
+        place = disk.place(block(1))
+        Place(place.path, place.offset + start, end - start).write(disk.place(block(1, space=2)).read()[start:end])
         assert await fault_of_read(store, frames, block(1), places[block(1)]) is Fault.CORRUPT
 
     disk.live(scene)
@@ -222,7 +215,7 @@ def test_chunks_before_the_damage_are_yielded(disk, frames):
 
     async def scene(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(1)])
-        disk.flip(places[block(1)], 12 * KIB)
+        disk.place(block(1)).flip(12 * KIB)
         reading = store.read(block(1), places[block(1)], frames.take(SMALL))
         assert await anext(reading) == 0
         with pytest.raises(TierFault, match="chunk 1"):
@@ -248,37 +241,40 @@ def test_a_file_deleted_underneath_takes_no_acknowledged_write(disk, frames):
 
     async def deleted(store: SsdStore) -> None:
         places = await write_all(store, frames, [block(1)])
-        disk.place(places[block(1)])[0].unlink()
+        disk.place(block(1)).path.unlink()
         with pytest.raises(TierFault, match="deleted underneath") as caught:
             await write_all(store, frames, [block(2)])
         assert caught.value.fault is Fault.IO
         await assert_readable(store, frames, block(1), places[block(1)])  # the open file still has it
+        await store.drop(block(1), places[block(1)])
         kept.update(await write_all(store, frames, [block(2), block(3)]))
 
     async def after(store: SsdStore) -> None:
-        assert places_of([batch async for batch in store.found()]) == kept
+        assert set(places_of([batch async for batch in store.found()])) == set(kept)
 
     disk.live(deleted)
     disk.live(after)
 
 
-def test_a_second_copy_of_a_block_is_freed(disk, frames):
-    """Two records of one block on disk: one is found, the other is erased and counted."""
+def test_of_two_records_of_one_block_the_later_one_counts(disk, frames):
+    """A block written twice is found once, where it was written last; the older is dropped for good and counted."""
 
     async def twice(store: SsdStore) -> None:
-        places = await write_all(store, frames, [block(1), block(2)])
-        disk.overwrite(places[block(2)], 0, disk.record(places[block(1)]))
+        await write_all(store, frames, [block(1), block(2)])
+        await write_all(store, frames, [block(1)])
+        assert sum(name == block(1) for name, _ in records(disk.directory)) == 2
 
     async def after(store: SsdStore) -> None:
         found = places_of([batch async for batch in store.found()])
-        assert set(found) == {block(1)}
-        assert store.status()["found_duplicate"] == 1
-        assert store.status()["records"] == 1
+        assert set(found) == {block(1), block(2)}
+        assert store.status()["found_duplicates"] == 1
+        assert store.status()["records"] == 2
         await assert_readable(store, frames, block(1), found[block(1)])
+        await store.drop(block(1), found[block(1)])
 
     async def later(store: SsdStore) -> None:
-        assert len([batch async for batch in store.found()]) == 1
-        assert store.status()["found_duplicate"] == 0
+        assert set(places_of([batch async for batch in store.found()])) == {block(2)}
+        assert store.status()["found_duplicates"] == 0
 
     for scene in (twice, after, later):
         disk.live(scene)
@@ -307,28 +303,18 @@ def test_writes_beside_the_warm_restart(disk, frames):
 
 
 def test_room_moves_between_record_sizes(disk, frames):
-    """A tier full of one size serves another one as soon as a whole segment of the first is free."""
+    """A tier full of one size serves another one as soon as enough of the first is dropped."""
     small, large = (4 * KIB,), (60 * KIB,)
 
-    async def fill(store: TierStore, lengths: tuple[int, ...], first: int) -> dict[BlockName, int]:
-        places = {}
-        for number in range(first, first + 1000):
-            name = block(number)
-            outcome = await fault_or_location(store, name, frames.fill(name, lengths))
-            if outcome is Fault.FULL:
-                return places
-            places[name] = outcome
-        raise AssertionError("the tier never became full")
+    async def fill(store: TierStore, lengths: tuple[int, ...], first: int, count: int) -> dict[BlockName, int]:
+        names = [block(number) for number in range(first, first + count)]
+        return {name: await store.write(name, frames.fill(name, lengths)) for name in names}
 
     async def scene(store: SsdStore) -> None:
-        places = await fill(store, small, 0)
-        assert len(places) == (512 * KIB) // (8 * KIB)
-        segment = max(places.values()) >> SLOT_BITS
-        for name, location in places.items():
-            if location >> SLOT_BITS == segment:
-                await store.drop(name, location)
-        larger = await fill(store, large, 1000)
-        assert len(larger) == 2
+        places = await fill(store, small, 0, 39)  # three of four segments
+        for name in list(places)[:26]:
+            await store.drop(name, places[name])
+        larger = await fill(store, large, 1000, 2)
         assert sum(path.stat().st_size for path in disk.directory.glob("*.kv")) <= 512 * KIB
         for name, location in larger.items():
             await assert_readable(store, frames, name, location, large)
@@ -344,7 +330,7 @@ def test_a_smaller_capacity_shrinks_the_directory(disk, frames):
 
     async def second(store: SsdStore) -> None:
         assert sum(path.stat().st_size for path in disk.directory.glob("*.kv")) <= 512 * KIB
-        assert store.status()["segments_removed_at_start"] > 0
+        assert store.status()["found_segments_removed"] > 0
         found = places_of([batch async for batch in store.found()])
         assert 0 < len(found) <= 512 * KIB // RECORD_BYTES
         for name, location in found.items():
@@ -381,12 +367,13 @@ def test_the_page_cache_is_left_alone(disk, frames, direct):
     """Neither path keeps the records' pages in the kernel's cache: DRAM belongs to the arena."""
 
     async def scene(store: SsdStore) -> None:
-        lengths = (64 * KIB,) * 4
+        lengths = (48 * KIB,) * 4
         location = await store.write(block(1), frames.fill(block(1), lengths))
         await assert_readable(store, frames, block(1), location, lengths)
-        assert store.status()["io_path"] in (("direct",) if direct else ("dontcache", "fadvise"))
-        assert ("switched off" in store.status()["io_reason"]) != direct
-        assert cached_pages(disk.place(location)[0]) == 0
+        [told] = store.status()["directories"]
+        assert told["io_path"] in (("direct",) if direct else ("dontcache", "fadvise"))
+        assert ("switched off" in told["io_reason"]) != direct
+        assert cached_pages(next(disk.directory.glob("*.kv"))) == 0
 
     disk.live(scene, direct=direct)
 

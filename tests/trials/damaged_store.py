@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,8 @@ from .stored import Objects, Segments, Store
 INTACT = 8
 """Blocks that are left alone: they must be served throughout."""
 PREFIX = "trial"
-AT_START = {"found_damaged", "found_blank", "found_duplicate", "listed_damaged"}
+AT_START = {"found_torn", "found_footers_damaged", "found_maps_damaged", "found_headers_damaged", "listed_damaged"}
 """What the tiers call damage they meet at start."""
-UNSEEN_AT_START = frozenset({"cut to nothing"})
-"""On SSD a file cut between two slots: nothing tells that a record was there."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +110,8 @@ class Ground:
                 assert pages.wrong(0, [number]) == []
 
 
-def judge_all(verdicts: Mapping[str, Verdict], *, running: bool, unseen: Set[str] = frozenset()) -> dict[str, float]:
-    """Every one a miss, and every one counted, once; `unseen` leave nothing that could be counted at start."""
+def judge_all(verdicts: Mapping[str, Verdict], *, running: bool) -> dict[str, float]:
+    """Every one a miss, and every one counted, once."""
     served = {name: verdict for name, verdict in verdicts.items() if not verdict.is_miss}
     assert not served, f"served though damaged: {served}"
     counts = [verdict.counted for verdict in verdicts.values()]
@@ -121,7 +119,7 @@ def judge_all(verdicts: Mapping[str, Verdict], *, running: bool, unseen: Set[str
         uncounted = [name for name, verdict in verdicts.items() if verdict.counted != 1]
         assert not uncounted, f"not counted once: {uncounted}"
     else:
-        assert max(counts) == len(verdicts) - len(unseen & set(verdicts)), f"damages are not counted: {verdicts}"
+        assert max(counts) == len(verdicts), f"damages are not counted: {verdicts}"
     return {"records damaged": len(verdicts), "counted": sum(counts) if running else max(counts)}
 
 
@@ -132,9 +130,21 @@ def damage(
 
     On SSD only the last record of a file can be cut without harm to another: one kind of `cut` a run.
     """
-    cuts = {f"cut {cut}": _cut(CUTS[cut])} if server is None else _wrong_lengths()
-    verdicts = _damage(folder, server, running, cuts | IN_PLACE if in_place else cuts)
-    return judge_all(verdicts, running=running, unseen=UNSEEN_AT_START if server is None else frozenset())
+    if server is not None:
+        return judge_all(_damage(folder, server, running, _wrong_lengths() | IN_PLACE), running=running)
+    (cut_folder := folder / "cut").mkdir()
+    figures = judge_cut(_damage(cut_folder, None, running, {f"cut {cut}": _cut(CUTS[cut])}))
+    if in_place:
+        figures = judge_all(_damage(folder, None, running, IN_PLACE), running=running) | figures
+    return figures
+
+
+def judge_cut(verdicts: Mapping[str, Verdict]) -> dict[str, float]:
+    """A miss, and counted: the record, or the segment that lost its end with it."""
+    [verdict] = verdicts.values()
+    assert verdict.is_miss, f"served though cut: {verdict}"
+    assert verdict.counted, f"not counted: {verdict}"
+    return {"records cut": 1}
 
 
 def _wrong_lengths() -> dict[str, Damage]:

@@ -7,13 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.s3.names import listing_prefix, parse_object_name
-from flexkv_tiers.ssd.directory import segment_path, segments
 from flexkvd.cli.s3server import S3Server
-
-from .damage import RECORD_BYTES
+from tests.tiers.segment_files import records
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -31,41 +27,23 @@ class Store(Protocol):
 
 
 class Segments:
-    """The records of a directory, found by reading every slot of every segment."""
+    """The records of a directory, found by reading every page of every segment."""
 
     def __init__(self, directory: Path) -> None:
-        self._places: dict[bytes, tuple[Path, int]] = {}
-        for found in segments(directory):
-            path = segment_path(directory, found.number, found.slot_bytes)
-            raw = path.read_bytes()
-            for offset in range(0, found.file_bytes - found.slot_bytes + 1, found.slot_bytes):
-                self._find(path, offset, raw[offset : offset + HEADER_BYTES])
-
-    def _find(self, path: Path, offset: int, raw: bytes) -> None:
-        try:
-            self._places[parse_header(raw).block.key] = (path, offset)
-        except TierFault:
-            return  # an empty slot
+        self._places = {block.key: place for block, place in records(directory)}
 
     def keys(self) -> list[bytes]:
         """In the order in which they lie: the last one can be cut off without harm to another."""
-        return sorted(self._places, key=self._places.__getitem__)
+        return sorted(self._places, key=lambda key: (self._places[key].path, self._places[key].offset))
 
     def read(self, key: bytes) -> bytes:
-        path, offset = self._places[key]
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(RECORD_BYTES)
+        return self._places[key].read()
 
     def write(self, key: bytes, record: bytes) -> None:
-        path, offset = self._places[key]
-        with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(record)
-            file.flush()
-            if len(record) < RECORD_BYTES:
-                file.truncate(offset + len(record))
-            os.fsync(file.fileno())
+        place = self._places[key]
+        place.write(record)
+        if len(record) < place.length:
+            os.truncate(place.path, place.offset + len(record))
 
 
 class Objects:

@@ -36,7 +36,8 @@ class RewriteBudget:
     def left_bytes(self) -> int:
         """What may be rewritten now: within the limit over the window, and over the life."""
         new, rewritten = self._window()
-        window = int(new * self._share) - rewritten
+        leaving = self._parts[0][0] if len(self._parts) == PARTS else 0  # soon counts no more
+        window = int((new - leaving) * self._share) - rewritten
         return max(0, min(window, int(self.new_bytes * self._share) - self.rewritten_bytes))
 
     @property

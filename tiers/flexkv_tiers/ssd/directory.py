@@ -1,7 +1,7 @@
 """What makes a directory ours: the marker, the lock, and the names of segment files.
 
 Nothing is created, changed or removed in a directory before it is known to be ours or empty, and
-nothing but `flexkv.*` and `segment-*` files ever is. Several directories make one set (stripes); each
+nothing but `flexkv.*` and `segment*` files ever is. Several directories make one set (stripes); each
 marker says which set and which place in it. All calls block. What segments hold is no concern of this module.
 """
 
@@ -27,6 +27,7 @@ MARKER_NAME = "flexkv.json"
 LOCK_NAME = "flexkv.lock"
 _PARTIAL_NAME = "flexkv.json.partial"
 PROBE_NAME = "flexkv.probe"
+PARTIAL_SEGMENT_NAME = "segment.partial"
 _NOT_FOREIGN = {LOCK_NAME, _PARTIAL_NAME, PROBE_NAME, "lost+found"}  # what an interrupted first start leaves
 _MARKER_BYTES_MAX = 64 * 1024
 _ID = re.compile(rf"[0-9a-f]{{{2 * DIRECTORY_ID_BYTES}}}")
@@ -93,6 +94,19 @@ def acquire(directories: Sequence[Path]) -> list[Held]:
         for lock in locks:
             os.close(lock)
         raise
+
+
+def acquire_existing(directory: Path) -> Held:
+    """Lock a directory that is an SSD tier's already, whatever set it is of. Raises FlexKVError as `acquire`."""
+    with _coded(directory):
+        if not directory.is_dir():
+            raise _os_error(errno.ENOENT)
+        if _read_marker(directory) is None:
+            raise _foreign(directory, f"it has no {MARKER_NAME}")
+        lock = _lock(directory)
+        marker = _read_marker(directory)
+        assert marker is not None
+        return Held(directory, bytes.fromhex(marker.id), lock)
 
 
 @contextmanager

@@ -51,6 +51,8 @@ Shape = tuple[int, ...]
 """Chunk lengths of a record, in bytes."""
 Group = tuple[NamespaceDigest, int]
 """Namespace and shard."""
+Row = tuple[int, int, int, int, BlockKey, BlockKey]
+"""An entry as the footer keeps it: page, pages, shape number, group number, key, parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +120,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Footer:
-    """A footer read back: `rows` are (page, pages, shape number, group number, key, parent), in order of place."""
+    """A footer read back, rows in order of place."""
 
     groups: list[Group]
     shapes: list[Shape]
-    rows: list[tuple[int, int, int, int, bytes, bytes]]
+    rows: list[Row]
 
     def entries(self) -> Iterable[Entry]:
         for page, pages, shape, group, key, parent in self.rows:
-            yield Entry(page, pages, BlockName(*self.groups[group], BlockKey(key), BlockKey(parent)), self.shapes[shape])
+            yield Entry(page, pages, BlockName(*self.groups[group], key, parent), self.shapes[shape])
 
 
 def pack_segment_header(header: SegmentHeader) -> bytes:
@@ -179,6 +181,12 @@ class DeadMap:
     def is_dead(self, page: int) -> bool:
         bit = page // MAP_BIT_PAGES
         return bool(self.bits[bit >> 3] >> (bit & 7) & 1)
+
+    @property
+    def end(self) -> int:
+        """The first page that no bit that is set, nor one before it, stands for."""
+        last = len(self.bits.rstrip(b"\0"))
+        return MAP_BIT_PAGES * (8 * (last - 1) + self.bits[last - 1].bit_length()) if last else 0
 
     def pack(self, number: int, salt: bytes) -> bytes:
         """The next version of one map page, twice: one copy damaged or torn never hides what the other says."""

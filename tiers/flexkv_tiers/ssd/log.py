@@ -126,6 +126,7 @@ class Log:
         self.layout: Layout | None = None  # until the first segment is met or made
         self.sequence = FREE
         self.live_pages = 0
+        self.recovering = False  # segments of the last life are being read: more may come free
         self.older: dict[int, tuple[Segment, int]] = {}  # slot -> where it lay, while that segment is not free yet
         self._usable_pages = usable_bytes // PAGE_BYTES
         self._claimed_pages = 0  # of writes admitted and not ended
@@ -335,16 +336,22 @@ class Log:
         self.table.move(slot, segment.index, page)
         return old, old_page
 
-    def settle(self, segment: Segment, rows: Sequence[tuple[int, int]]) -> range:
-        """Enter the records a restart met in a segment: (page, pages) each. Returns their slots."""
-        slots = self.table.add_many(segment.index, [page for page, _ in rows], [pages for _, pages in rows])
-        pages = sum(pages for _, pages in rows)
+    def settle(self, segment: Segment, first_pages: Sequence[int], lengths: Sequence[int]) -> range:
+        """Enter the records a restart met in a segment. Returns their slots."""
+        slots = self.table.add_many(segment.index, first_pages, lengths)
+        pages = sum(lengths)
         segment.live_pages += pages
-        segment.live_count += len(rows)
+        segment.live_count += len(lengths)
         self.live_pages += pages
         return slots
 
     # ---------------------------------------------------------------- account
+
+    @property
+    def room_pages(self) -> int:
+        """Pages of a segment between its maps and its trailer."""
+        assert self.layout is not None
+        return self.layout.trailer_page - self.layout.first_page
 
     def used_pages(self, segment: Segment) -> int:
         """Pages taken by records, live, dead or void."""

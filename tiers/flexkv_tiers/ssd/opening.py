@@ -13,19 +13,22 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.diskio import DiskFile
 from flexkv_tiers.ssd import directory as directories
-from flexkv_tiers.ssd.format import FREE, Layout, SegmentHeader, parse_segment_header
+from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, Layout, SegmentHeader, parse_segment_header
 from flexkv_tiers.ssd.log import Log, SegmentState
 from flexkv_tiers.ssd.recovery import Census
 from flexkv_tiers.ssd.stripe import Stripe
 
 
 @dataclass(slots=True)
-class _Met:
-    """A segment file met at start. `header` is None when it is no header of this file."""
+class Met:
+    """A segment file met at start. `header` is None when it is no header of this file; `is_blank` when nothing is
+    written there, because a life ended between making the file and its first use.
+    """
 
     number: int
     file: DiskFile
     header: SegmentHeader | None
+    is_blank: bool
 
     @property
     def sequence(self) -> int:
@@ -40,11 +43,11 @@ async def adopt_segments(
     `share_bytes` is the capacity of each directory, `segment_bytes` what the configuration wants (0: whatever
     is there). Raises FlexKVError.
     """
-    met = [await _meet(stripe) for stripe in stripes]
+    met = [await meet_segments(stripe) for stripe in stripes]
     sizes = {each.header.segment_bytes for files in met for each in files if each.header is not None}
     if not sizes:
         for stripe, files in zip(stripes, met, strict=True):
-            census.headers_damaged += len(files)
+            census.headers_damaged += sum(not each.is_blank for each in files)
             await _remove(stripe, files)
         return
     size_bytes = segment_bytes if segment_bytes in sizes else min(sizes)
@@ -67,9 +70,9 @@ async def adopt_segments(
             _adopt(log, number, stripe, each, size_bytes, census)
 
 
-def _adopt(log: Log, number: int, stripe: Stripe, met: _Met, size_bytes: int, census: Census) -> None:
+def _adopt(log: Log, number: int, stripe: Stripe, met: Met, size_bytes: int, census: Census) -> None:
     whole = met.header is not None and met.header.segment_bytes == size_bytes
-    census.headers_damaged += not whole
+    census.headers_damaged += not whole and not met.is_blank
     state = SegmentState.UNREAD if whole and met.sequence != FREE else SegmentState.FREE
     segment = log.add_segment(number, met.number, state)
     stripe.files[segment.index] = met.file
@@ -79,23 +82,32 @@ def _adopt(log: Log, number: int, stripe: Stripe, met: _Met, size_bytes: int, ce
         log.sequence = max(log.sequence, segment.sequence)
 
 
-async def _meet(stripe: Stripe) -> list[_Met]:
+async def meet_segments(stripe: Stripe) -> list[Met]:
+    """Open every segment file of a directory and read its header. Raises FlexKVError."""
     try:
         files = await stripe.io.run(partial(_open_all, stripe))
     except OSError as error:
         raise directories.refusal(stripe.directory, error) from error
     met = []
     for number, file in files:
-        header = None
-        with stripe.io.pages(1) as memory:
+        header, is_blank = None, False
+        with stripe.io.pages(2) as memory:
             try:
-                header = await stripe.io.read(file, [memory], 0, partial(parse_segment_header, memory))
+                header, is_blank = await stripe.io.read(file, [memory], 0, partial(_look, memory))
             except TierFault:
-                pass
+                pass  # cut off, or unreadable
         if header is not None and (header.directory, header.number) != (stripe.held.id, number):
             header = None  # a copy from elsewhere
-        met.append(_Met(number, file, header))
+        met.append(Met(number, file, header, is_blank))
     return met
+
+
+def _look(memory: memoryview) -> tuple[SegmentHeader | None, bool]:
+    """The header, and whether neither it nor the dead map behind it was ever written."""
+    try:
+        return parse_segment_header(memory[:PAGE_BYTES]), False
+    except TierFault:
+        return None, not any(memory)
 
 
 def _open_all(stripe: Stripe) -> list[tuple[int, DiskFile]]:
@@ -103,7 +115,7 @@ def _open_all(stripe: Stripe) -> list[tuple[int, DiskFile]]:
     return [(each.number, stripe.io.open(directories.segment_path(stripe.directory, each.number))) for each in found]
 
 
-async def _remove(stripe: Stripe, files: Sequence[_Met]) -> None:
+async def _remove(stripe: Stripe, files: Sequence[Met]) -> None:
     def remove() -> None:
         for each in files:
             each.file.close()

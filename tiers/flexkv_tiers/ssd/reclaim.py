@@ -17,9 +17,10 @@ from flexkv_py.core.messages import Fault, LostRecord
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import parse_header
 from flexkv_tiers.diskio import DiskFuture
-from flexkv_tiers.ssd.format import PAGE_BYTES, Entry, Layout, corrupt, parse_footer, parse_trailer
+from flexkv_tiers.ssd.format import PAGE_BYTES, Entry, corrupt
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState, spare_count
 from flexkv_tiers.ssd.records import move_record, verify_record
+from flexkv_tiers.ssd.recovery import read_footer
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING
@@ -113,9 +114,9 @@ class Cleaner:
         victim = choose_victim(self._log, self._number, urgent=urgent, may_lose=not self._stripe.cut)
         if victim is None:
             busy = any(each.state is SegmentState.SEALING or each.readers for each in self._disk.segments)
-            if urgent and not busy:
+            if urgent and not busy and not self._log.recovering:
                 self._answer(False)
-            return False  # the end of a seal, a read or a drop wakes this again
+            return False  # the end of a seal, a read, a drop or the recovery wakes this again
         if await self._reclaim(victim):
             if self._disk.for_cleaner and self._log.may_open(self._number, rewriting=True):
                 self._disk.for_cleaner = False
@@ -218,12 +219,14 @@ class Cleaner:
             return {page: entry for page, (_, entry) in victim.entries.items()}
         try:
             footer = await read_footer(self._stripe, victim, self._roller.layout)
+            if footer is None:
+                raise corrupt("a sealed segment has no trailer")
         except TierFault as fault:
             self._failed(fault)
             pages = [self._log.table.place(slot)[1] for slot in self._log.live_slots(victim)]
             entries = [await self._name(victim, page) for page in pages]
             return {entry.page: entry for entry in entries if entry is not None}
-        return {entry.page: entry for entry in footer}
+        return {entry.page: entry for entry in footer.entries()}
 
     async def _name(self, victim: Segment, page: int) -> Entry | None:
         io = self._stripe.io
@@ -235,17 +238,3 @@ class Cleaner:
                 return None
         shape = tuple(chunk.length for chunk in header.chunks)
         return Entry(page, header.record_bytes // PAGE_BYTES, header.block, shape)
-
-
-async def read_footer(stripe: Stripe, segment: Segment, layout: Layout) -> list[Entry]:
-    """The entries of a sealed segment's footer. Raises TierFault, CORRUPT when it is damaged or there is none."""
-    io, file = stripe.io, stripe.files[segment.index]
-    with io.pages(1) as memory:
-        parse = partial(parse_trailer, memory, layout, segment.salt)
-        trailer = await io.read(file, [memory], layout.trailer_page * PAGE_BYTES, parse)
-    if trailer is None:
-        raise corrupt("a sealed segment has no trailer")
-    with io.pages(max(1, trailer.footer_count)) as memory:
-        job = partial(parse_footer, memory, trailer, layout, segment.salt)
-        footer = await io.read(file, [memory], trailer.footer_page * PAGE_BYTES, lambda: list(job().entries()))
-    return footer

@@ -8,6 +8,7 @@ dropped. `SsdStore.found` is the only caller.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -15,10 +16,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 
 from flexkv_py.core.messages import FoundBlock
-from flexkv_py.keys import BlockKey
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskFuture, settle
-from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, Trailer, parse_footer, parse_trailer
+from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, Row, parse_footer, parse_trailer
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
@@ -26,6 +26,8 @@ from flexkv_tiers.ssd.stripe import Stripe
 
 SEGMENTS_IN_FLIGHT = 4
 """Segments whose footers are read ahead."""
+RESUME_SHARE_MIN = 8
+"""A sealed segment is filled further only when at least one part in so many of it is left."""
 BATCH_BLOCKS_MAX = 4096
 """Blocks told at a time: bounds how long whoever hears of them is busy."""
 
@@ -66,6 +68,7 @@ class Index:
     scan: Scan | None = None
     maps_damaged: bool = False
     footer_damaged: bool = False
+    resume: bool = False  # records may be added to it
 
 
 @dataclass(slots=True)
@@ -91,7 +94,9 @@ class Recovery:
         try:
             while waiting or ahead:
                 while waiting and len(ahead) < SEGMENTS_IN_FLIGHT:
-                    ahead.append(asyncio.create_task(self._read(waiting.popleft())))
+                    segment = waiting.popleft()
+                    reading = read_index(self.stripes[segment.disk], segment, self.roller.layout, self.failed)
+                    ahead.append(asyncio.create_task(reading))
                 index = await ahead[0]
                 ahead.popleft()
                 for batch in self._take(index, is_newest=newest[index.segment.disk] is index.segment):
@@ -104,44 +109,6 @@ class Recovery:
 
     # --------------------------------------------------------------- one segment
 
-    async def _read(self, segment: Segment) -> Index:
-        layout, stripe = self.roller.layout, self.stripes[segment.disk]
-        io, file = stripe.io, stripe.files[segment.index]
-        index = Index(segment)
-        with io.pages(layout.first_page - 1) as memory:
-            try:
-                await io.read(file, [memory], PAGE_BYTES, partial(_load_maps, segment, memory, layout))
-            except TierFault as fault:
-                self.failed(fault)
-                index.maps_damaged = True
-                return index
-        try:
-            trailer = await self._trailer(segment, layout)
-            if trailer is not None:
-                index.footer = await self._footer(segment, trailer, layout)
-                return index
-        except TierFault as fault:
-            self.failed(fault)
-            index.footer_damaged = True
-        index.scan = await scan(io, file, layout, segment.salt, segment.dead)
-        return index
-
-    async def _trailer(self, segment: Segment, layout: Layout) -> Trailer | None:
-        stripe = self.stripes[segment.disk]
-        with stripe.io.pages(1) as memory:
-            parse = partial(parse_trailer, memory, layout, segment.salt)
-            return await stripe.io.read(
-                stripe.files[segment.index], [memory], layout.trailer_page * PAGE_BYTES, parse
-            )
-
-    async def _footer(self, segment: Segment, trailer: Trailer, layout: Layout) -> Footer:
-        stripe = self.stripes[segment.disk]
-        with stripe.io.pages(trailer.footer_count) as memory:
-            parse = partial(parse_footer, memory, trailer, layout, segment.salt)
-            return await stripe.io.read(
-                stripe.files[segment.index], [memory], trailer.footer_page * PAGE_BYTES, parse
-            )
-
     def _take(self, index: Index, *, is_newest: bool) -> list[FoundBatch]:
         """Enter what a segment holds into the log, and return its records in batches."""
         segment = index.segment
@@ -150,87 +117,70 @@ class Recovery:
         self.census.footers_damaged += index.footer_damaged
         if index.footer is not None:
             segment.state = SegmentState.SEALED
-            if index.footer.rows:
-                last = index.footer.rows[-1]
-                segment.next_page = last[0] + last[1]
+            end = sum(index.footer.rows[-1][:2]) if index.footer.rows else 0
+            segment.next_page = max(segment.next_page, end, segment.dead.end)
+            index.resume = is_newest and self._has_room(segment)
             return self._enter(segment, index.footer)
         if index.scan is None:
             segment.state = SegmentState.RECLAIMING  # to be cleared
             return []
-        self._enter_scan(segment, index.scan, may_resume=is_newest and not index.footer_damaged)
-        batches = self._enter(segment, _as_footer(index.scan))
-        entries = {entry.page: entry for entry in index.scan.entries}
-        for slot in list(self.log.live_slots(segment)):
-            page = self.log.table.place(slot)[1]
-            segment.entries[page] = (slot, entries[page])
+        self._count_scan(segment, index.scan)
+        segment.state = SegmentState.SEALING
+        index.resume = is_newest and not index.footer_damaged
+        index.footer = _as_footer(index.scan)
+        batches = self._enter(segment, index.footer)
+        self._keep_entries(segment, index.footer)
         return batches
 
-    def _enter_scan(self, segment: Segment, found: Scan, *, may_resume: bool) -> None:
+    def _has_room(self, segment: Segment) -> bool:
+        layout = self.roller.layout
+        return (layout.trailer_page - segment.next_page) * RESUME_SHARE_MIN >= layout.pages
+
+    def _count_scan(self, segment: Segment, found: Scan) -> None:
         self.census.scanned += 1
         self.census.torn += len(found.torn)
         self.census.unreadable += found.unreadable
-        segment.next_page = found.end
-        for entry in found.entries:
-            segment.footer.add(entry.block, entry.shape)
         for page in found.torn:
             self._kills.append(self.stripes[segment.disk].kill(segment, page))
-        disk = self.log.disks[segment.disk]
-        if may_resume and disk.active is None and not self.stripes[segment.disk].rolling.locked():
-            segment.state = SegmentState.ACTIVE
-            disk.active = segment
-        else:
-            segment.state = SegmentState.SEALING
+        segment.next_page = max(found.end, segment.dead.end)
+
+    def _keep_entries(self, segment: Segment, footer: Footer) -> None:
+        """What a footer will be made of."""
+        entries = {entry.page: entry for entry in footer.entries()}
+        for entry in entries.values():
+            segment.footer.add(entry.block, entry.shape)
+        slots, segment.slots = segment.slots, array("I")
+        for slot in slots:
+            page = self.log.table.place(slot)[1]
+            if self.log.table.lies_at(slot, segment.index, page):
+                segment.entries[page] = (slot, entries[page])
 
     def _enter(self, segment: Segment, footer: Footer) -> list[FoundBatch]:
         """Records that are not dropped, and not met before."""
         known = [self._locations.setdefault(group, {}) for group in footer.groups]
-        dead = segment.dead.is_dead if segment.dead.any else None
-        fresh: list[tuple[int, int, int, int, bytes, bytes]] = []
-        here: set[tuple[int, bytes]] = set()
-        for row in reversed(footer.rows):  # of two in one segment the later one counts
-            if dead is not None and dead(row[0]):
-                continue
-            name = (row[3], row[4])
-            if name in here:
-                self._second(segment, row[0])
-                continue
-            here.add(name)
-            if row[4] in known[row[3]]:
-                self._newer(segment, row[0], row[1], known[row[3]][row[4]])
+        rows = footer.rows
+        if segment.dead.any:
+            rows = [row for row in rows if not segment.dead.is_dead(row[0])]
+        if not _all_new(rows, known):
+            rows = self._without_known(segment, rows, known)
+        slots = self.log.settle(segment, [row[0] for row in rows], [row[1] for row in rows])
+        segment.slots.extend(slots)
+        self.census.found += len(rows)
+        return _batches(footer, rows, known, self.log.table.locations(slots)) if rows else []
+
+    def _without_known(self, segment: Segment, rows: list[Row], known: Sequence[dict[bytes, int]]) -> list[Row]:
+        """Rows of blocks that no earlier segment has; of two in this one the later counts."""
+        fresh, here = [], set()
+        for row in reversed(rows):
+            page, pages, _, group, key, _ = row
+            if (group, key) in here:
+                self._second(segment, page)
+            elif key in known[group]:
+                self._newer(segment, page, pages, known[group][key])
             else:
                 fresh.append(row)
-        fresh.reverse()
-        slots = self.log.settle(segment, [(row[0], row[1]) for row in fresh])
-        segment.slots.extend(slots)
-        self.census.found += len(fresh)
-        return self._batches(footer, fresh, known, slots)
-
-    def _batches(
-        self,
-        footer: Footer,
-        rows: Sequence[tuple[int, int, int, int, bytes, bytes]],
-        known: Sequence[dict[bytes, int]],
-        slots: range,
-    ) -> list[FoundBatch]:
-        kinds: dict[tuple[int, int, int], list[FoundBlock]] = {}
-        location_of = self.log.table.location
-        for row, slot in zip(rows, slots, strict=True):
-            _, pages, shape, group, key, parent = row
-            location = location_of(slot)
-            known[group][key] = location
-            block = FoundBlock(BlockKey(key), BlockKey(parent), location)
-            kind = (group, pages, shape)
-            if kind in kinds:
-                kinds[kind].append(block)
-            else:
-                kinds[kind] = [block]
-        return [
-            FoundBatch(
-                *footer.groups[group], pages * PAGE_BYTES, blocks[at : at + BATCH_BLOCKS_MAX], footer.shapes[shape]
-            )
-            for (group, pages, shape), blocks in kinds.items()
-            for at in range(0, len(blocks), BATCH_BLOCKS_MAX)
-        ]
+            here.add((group, key))
+        return fresh[::-1]
 
     def _second(self, segment: Segment, page: int) -> None:
         self.census.duplicates += 1
@@ -265,10 +215,90 @@ class Recovery:
                 segment.state = SegmentState.BROKEN
             else:
                 self.log.freed(segment)
+        if index.resume:
+            await self._resume(segment, index)
         self.roller.write_ended(segment)
         for each in (segment, *self._older):
             self.log.free_if_empty(each)
         self._older.clear()
+
+    async def _resume(self, segment: Segment, index: Index) -> None:
+        """Go on filling the segment the last life wrote to last, unless another was opened meanwhile."""
+        stripe, disk = self.stripes[segment.disk], self.log.disks[segment.disk]
+        async with stripe.rolling:
+            if disk.active is not None:
+                return
+            if segment.state is SegmentState.SEALED:
+                try:
+                    await stripe.unseal(segment, self.roller.layout)
+                except TierFault as fault:
+                    self.failed(fault)
+                    return
+                assert index.footer is not None
+                self._keep_entries(segment, index.footer)
+            segment.state = SegmentState.ACTIVE
+            disk.active = segment
+
+
+async def read_index(
+    stripe: Stripe, segment: Segment, layout: Layout, failed: Callable[[TierFault], None]
+) -> Index:
+    """Read a segment's dead maps, then its footer or else all of it. `failed` hears what was damaged."""
+    io, file = stripe.io, stripe.files[segment.index]
+    index = Index(segment)
+    with io.pages(layout.first_page - 1) as memory:
+        try:
+            await io.read(file, [memory], PAGE_BYTES, partial(_load_maps, segment, memory, layout))
+        except TierFault as fault:
+            failed(fault)
+            index.maps_damaged = True
+            return index
+    try:
+        index.footer = await read_footer(stripe, segment, layout)
+    except TierFault as fault:
+        failed(fault)
+        index.footer_damaged = True
+    if index.footer is None:
+        index.scan = await scan(io, file, layout, segment.salt, segment.dead)
+    return index
+
+
+async def read_footer(stripe: Stripe, segment: Segment, layout: Layout) -> Footer | None:
+    """A segment's footer; None when this life of it was never sealed. Raises TierFault, CORRUPT when it is damaged."""
+    io, file = stripe.io, stripe.files[segment.index]
+    with io.pages(1) as memory:
+        parse = partial(parse_trailer, memory, layout, segment.salt)
+        trailer = await io.read(file, [memory], layout.trailer_page * PAGE_BYTES, parse)
+    if trailer is None:
+        return None
+    with io.pages(max(1, trailer.footer_count)) as memory:
+        job = partial(parse_footer, memory, trailer, layout, segment.salt)
+        return await io.read(file, [memory], trailer.footer_page * PAGE_BYTES, job)
+
+
+def _all_new(rows: list[Row], known: Sequence[dict[bytes, int]]) -> bool:
+    """Whether no block of these rows was met before, here or in an earlier segment: the usual case, quickly told."""
+    keys = {row[4] for row in rows}
+    return len(keys) == len(rows) and all(each.keys().isdisjoint(keys) for each in known)
+
+
+def _batches(footer: Footer, rows: list[Row], known: Sequence[dict[bytes, int]], locations: range) -> list[FoundBatch]:
+    """Rows by group, length and shape, in bounded batches; `known` learns of them. A million pass here: no step a row."""
+    kinds: dict[tuple[int, int, int], list[FoundBlock]] = {}
+    _, lengths, shapes, groups, keys, parents = zip(*rows, strict=True)
+    blocks = list(map(FoundBlock, keys, parents, locations))
+    if len(set(groups)) == len(set(lengths)) == len(set(shapes)) == 1:
+        known[groups[0]].update(zip(keys, locations, strict=True))
+        kinds[groups[0], lengths[0], shapes[0]] = blocks
+    else:
+        for group, pages, shape, block in zip(groups, lengths, shapes, blocks, strict=True):
+            known[group][block.key] = block.location
+            kinds.setdefault((group, pages, shape), []).append(block)
+    return [
+        FoundBatch(*footer.groups[group], pages * PAGE_BYTES, some[at : at + BATCH_BLOCKS_MAX], footer.shapes[shape])
+        for (group, pages, shape), some in kinds.items()
+        for at in range(0, len(some), BATCH_BLOCKS_MAX)
+    ]
 
 
 def _load_maps(segment: Segment, memory: memoryview, layout: Layout) -> None:

@@ -10,10 +10,9 @@ SEGMENTS_PER_DIRECTORY = 64
 SEGMENT_BYTES_MIN = 1 << 20
 SEGMENT_BYTES_USUAL_MAX = 256 << 20
 """More only where a directory would have more segments than SEGMENTS_MAX: a restart verifies one whole segment."""
-SEGMENTS_MAX = 4096
+SEGMENTS_MAX = 4000
 """Of one directory: each is an open file."""
-RECORDS_PER_SEGMENT_MIN = 4
-"""Segments of so few records are still reclaimed one record at a time."""
+MARGIN_SHARE = 32
 _FOOTER_PAGE_BYTES = PAGE_BYTES - 64
 
 
@@ -30,10 +29,7 @@ def segment_bytes_for(record_pages: int, capacity_bytes: int) -> int:
     Records of one geometry are all equal, so nothing is lost at the end of a segment.
     """
     target_pages = target_segment_bytes(capacity_bytes) // PAGE_BYTES
-    records_min = RECORDS_PER_SEGMENT_MIN
-    while records_min and capacity_bytes < 4 * records_min * record_pages * PAGE_BYTES:
-        records_min -= 1  # a small tier has small segments: four of them, if it can
-    records = max(records_min, 1, target_pages // record_pages)
+    records = max(1, target_pages // record_pages)
     pages = 1 + records * record_pages + _footer_pages(records)
     for _ in range(2):  # the maps grow with the segment, and the segment with them
         first_page = Layout(pages * PAGE_BYTES).first_page
@@ -41,12 +37,23 @@ def segment_bytes_for(record_pages: int, capacity_bytes: int) -> int:
     return pages * PAGE_BYTES if 2 * pages * PAGE_BYTES <= capacity_bytes else 0
 
 
+def planned_usable_bytes(capacity_bytes: int, directory_count: int, segment_bytes: int) -> int:
+    """`usable_bytes` as far as it is known before anything is opened; `segment_bytes` 0 aims at the target size."""
+    share_bytes = capacity_bytes // directory_count
+    planned = segment_bytes // PAGE_BYTES * PAGE_BYTES or target_segment_bytes(share_bytes)
+    return usable_bytes(planned, [share_bytes // planned] * directory_count)
+
+
 def usable_bytes(segment_bytes: int, segment_counts: list[int]) -> int:
-    """What live records may take in directories of so many segments: all but spare segments, headers, maps, footers."""
+    """What live records may take in directories of so many segments: all but spare segments, headers, maps, footers.
+
+    One part in MARGIN_SHARE more is left for what is lost at segment ends. Told too little, the tier is a little
+    smaller; told too much, it would let go of its oldest records before whoever keeps it full drops the worst.
+    """
     layout = Layout(segment_bytes)
     room_pages = layout.trailer_page - layout.first_page
     room_pages -= _footer_pages(room_pages // MAP_BIT_PAGES)
-    segments = sum(max(0, count - spare_count(count)) for count in segment_counts)
+    segments = sum(max(0, count - spare_count(count) - count // MARGIN_SHARE) for count in segment_counts)
     return max(0, segments * room_pages * PAGE_BYTES)
 
 

@@ -52,7 +52,7 @@ def _account(log: Log, segments: Sequence[Segment]) -> dict[str, object]:
     states = Counter(segment.state for segment in segments)
     live_pages = sum(segment.live_pages for segment in segments)
     used_pages = sum(log.used_pages(segment) for segment in segments if segment.state is not SegmentState.FREE)
-    room_pages = sum(log.layout.trailer_page - log.layout.first_page for _ in segments) if log.layout else 0
+    room_pages = len(segments) * log.room_pages if log.layout else 0
     return {
         "segments": len(segments) - states[SegmentState.BROKEN],
         "segments_by_state": {state.value: count for state, count in sorted(states.items())},

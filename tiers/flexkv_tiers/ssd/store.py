@@ -30,7 +30,7 @@ from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
-from flexkv_tiers.ssd.sizes import segment_bytes_for, target_segment_bytes, usable_bytes
+from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, target_segment_bytes
 from flexkv_tiers.ssd.status import status_of
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
@@ -80,8 +80,7 @@ class SsdStore:
             )
         self._capacity_bytes = capacity_bytes
         self._segment_bytes = segment_bytes // ALIGN_BYTES * ALIGN_BYTES
-        planned = self._segment_bytes or target_segment_bytes(self._share_bytes)
-        self.usable_bytes = usable_bytes(planned, [self._share_bytes // planned] * len(self._directories))
+        self.usable_bytes = planned_usable_bytes(capacity_bytes, len(self._directories), segment_bytes)
         """What of the capacity live records may take: without spare segments, headers, maps and footers."""
         self._arena = arena
         self._listener = listener
@@ -156,6 +155,8 @@ class SsdStore:
             while self._running:
                 self._idle.clear()
                 await self._idle.wait()
+            for number in range(len(self._stripes)):
+                self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
             await self._roller.close()
             for stripe in self._stripes:
                 await stripe.close()
@@ -178,7 +179,7 @@ class SsdStore:
 
     async def found(self) -> AsyncIterator[FoundBatch]:
         """What survived the last life, in bounded batches, oldest first."""
-        self._recovering = DiskFuture()
+        self._recovering, self._log.recovering = DiskFuture(), True
         try:
             recovery = Recovery(self._log, self._stripes, self._roller, self._census, self._failed)
             with self._moving_on():
@@ -186,7 +187,7 @@ class SsdStore:
                     yield batch
         finally:
             self._recovering.set_result(None)
-            self._recovering = None
+            self._recovering, self._log.recovering = None, False
             for cleaner in self._cleaners:
                 cleaner.wake()
 

@@ -58,7 +58,10 @@ class Stripe:
     def _create(self, number: int, segment_bytes: int) -> DiskFile:
         try:
             self._check_room(segment_bytes)
-            file = self.io.open(directories.segment_path(self.directory, number), create_bytes=segment_bytes)
+            partial_path = self.directory / directories.PARTIAL_SEGMENT_NAME  # a segment is whole or not there
+            partial_path.unlink(missing_ok=True)
+            file = self.io.open(partial_path, create_bytes=segment_bytes)
+            file.path = partial_path.rename(directories.segment_path(self.directory, number))
             directories.sync_directory(self.directory)
         except OSError as error:
             raise self._fault(error) from error
@@ -67,7 +70,7 @@ class Stripe:
     def _check_room(self, segment_bytes: int) -> None:
         disk = os.statvfs(self.directory)
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < segment_bytes + self._reserve_bytes:
-            raise OSError(errno.ENOSPC, f"{self._reserve_bytes} bytes of the file system are to stay free")
+            raise OSError(errno.ENOSPC, f"No space left beyond the {self._reserve_bytes} bytes that stay free")
 
     async def has_room(self, segment_bytes: int) -> bool:
         """Whether the disk would take another segment now."""
@@ -104,6 +107,10 @@ class Stripe:
         """Write footer and trailer, durably. Raises TierFault."""
         first, raw = await self.io.run(partial(pack_footer, layout, segment.salt, entries))
         await self._write(segment, first, raw, sync=True)
+
+    async def unseal(self, segment: Segment, layout: Layout) -> None:
+        """Take the trailer away, durably, so that records can be added behind those of the footer. Raises TierFault."""
+        await self._write(segment, layout.trailer_page, bytes(PAGE_BYTES), sync=True)
 
     def _header(self, segment: Segment, layout: Layout, salt: bytes, sequence: int) -> bytes:
         return pack_segment_header(SegmentHeader(self.held.id, segment.number, layout.segment_bytes, salt, sequence))
@@ -167,12 +174,6 @@ class Stripe:
             file.close()
         self.files.clear()
         os.close(self.held.lock)
-
-    def remove(self, segment_index: int) -> None:
-        """Delete a segment's file. Blocks; raises OSError."""
-        file = self.files.pop(segment_index)
-        file.close()
-        file.path.unlink(missing_ok=True)
 
     def _fault(self, error: OSError) -> TierFault:
         refusal = directories.refusal(self.directory, error)

@@ -80,6 +80,10 @@ class RecordTable:
     def location(self, slot: int) -> int:
         return self._generations[slot] << SLOT_BITS | slot
 
+    def locations(self, slots: range) -> range:
+        """Locations of slots that `add_many` gave."""
+        return range(1 << SLOT_BITS | slots.start, 1 << SLOT_BITS | slots.stop)
+
     def place(self, slot: int) -> tuple[int, int]:
         """Segment and first page."""
         place = self._places[slot]

@@ -13,53 +13,67 @@ from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 
 DEAD_SHARE_MIN = 8
-"""Without need, a segment is emptied only when at least one page in so many of it is dead."""
+"""Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
+
+OLDEST_COUNT = 4
+KEPT_SHARE = 2
+"""One segment's worth divided by this stays in the budget for records that are read."""
 
 
 def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
     """The segment of a directory to empty; None when none is worth it.
 
     Without urgency its live records must all fit the budget. With urgency any dead page is worth it, and
-    where nothing is dead and live records may be lost, the oldest segment goes.
+    where nothing is dead and live records may be lost, of the oldest segments the one that is read least goes.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
-    with_dead = [each for each in sealed if log.used_pages(each) > each.live_pages]
-    if not urgent:
+    if urgent:
+        worthy = [each for each in sealed if _is_worth(log, each) or log.used_pages(each) > each.live_pages]
+    else:
         budget_pages = log.budget.left_bytes // PAGE_BYTES
-        with_dead = [
-            each
-            for each in with_dead
-            if each.live_pages <= budget_pages
-            and (log.used_pages(each) - each.live_pages) * DEAD_SHARE_MIN >= log.used_pages(each)
-        ]
-    if with_dead:
-        return max(with_dead, key=lambda each: _benefit(log, each))
+        worthy = [each for each in sealed if _is_worth(log, each) and each.live_pages <= budget_pages]
+    if worthy:
+        return max(worthy, key=lambda each: _benefit(log, each))
     if not urgent or not may_lose:
         return None
-    return min(sealed, key=lambda each: each.sequence, default=None)
+    oldest = sorted(sealed, key=lambda each: each.sequence)[:OLDEST_COUNT]
+    return min(oldest, key=lambda each: _read_pages(log, each), default=None)
+
+
+def _read_pages(log: Log, segment: Segment) -> int:
+    return sum(log.table.pages(slot) for slot in log.live_slots(segment) if log.table.has(slot, WAS_READ))
+
+
+def _is_worth(log: Log, segment: Segment) -> bool:
+    """Whether much of a segment is dead, or was never used because it was sealed early."""
+    room_pages = log.room_pages
+    return (room_pages - segment.live_pages) * DEAD_SHARE_MIN >= room_pages
 
 
 def _benefit(log: Log, segment: Segment) -> float:
-    live_share = segment.live_pages / log.used_pages(segment)
+    live_share = segment.live_pages / log.room_pages
     return (1 - live_share) * (log.sequence - segment.sequence + 1) / (1 + live_share)
 
 
 def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
-    """Which of a victim's live records are rewritten: all within the budget; else those that were read, while it lasts.
+    """Which of a victim's live records are rewritten: those that were read while the budget lasts, then all others.
 
-    Damaged ones and those being dropped never are. A victim that is all live keeps half at most: something must go.
+    The others only while enough of the budget is left for what is read in the next victim. Damaged ones and those being dropped never are. A victim that is all live keeps half at most: something must go.
     """
     table = log.table
     worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
     left_pages = log.budget.left_bytes // PAGE_BYTES
     segment = log.segments[table.place(slots[0])[0]] if slots else None
-    if segment is not None and segment.live_pages >= log.used_pages(segment):
+    if segment is not None and segment.live_pages >= log.used_pages(segment) and not _is_worth(log, segment):
         left_pages = min(left_pages, segment.live_pages // 2)
-    if sum(map(table.pages, worthy)) <= left_pages:
-        return worthy
-    chosen = []
+    chosen, others = [], []
     for slot in worthy:
-        if table.has(slot, WAS_READ) and (pages := table.pages(slot)) <= left_pages:
+        pages = table.pages(slot)
+        if not table.has(slot, WAS_READ):
+            others.append(slot)
+        elif pages <= left_pages:
             chosen.append(slot)
             left_pages -= pages
+    if sum(map(table.pages, others)) + log.room_pages // KEPT_SHARE <= left_pages:
+        chosen += others
     return chosen

@@ -1,0 +1,45 @@
+"""What a store finds out by itself, as events for the planner.
+
+Owns nothing: every call becomes one event, in bounded batches. Made by `parts`, called by the stores.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from flexkv_py.core.messages import BlocksFound, LostRecord, RecordsLost, Tier, TierChanged
+from flexkv_tiers.base import FoundBatch
+from flexkvd.engine import Engine
+
+log = logging.getLogger(__name__)
+
+RECORDS_PER_EVENT_MAX = 1024
+
+
+class StoreEvents:
+    """The `StoreListener` of one tier."""
+
+    def __init__(self, tier: Tier, engine: Engine) -> None:
+        self._tier = tier
+        self._engine = engine
+
+    def changed(self, up: bool, reason: str) -> None:
+        log.warning("%s is %s: %s", self._tier.name.lower(), "up" if up else "down", reason)
+        self._engine.post(TierChanged(self._tier, up, reason, self._engine.now_ns()))
+
+    def lost(self, records: Sequence[LostRecord], reason: str) -> None:
+        log.info("%s let go of %d records: %s", self._tier.name.lower(), len(records), reason)
+        for start in range(0, len(records), RECORDS_PER_EVENT_MAX):
+            some = list(records[start : start + RECORDS_PER_EVENT_MAX])
+            self._engine.post(RecordsLost(self._tier, some, reason, self._engine.now_ns()))
+
+    def appeared(self, batch: FoundBatch) -> None:
+        self._engine.post(found_event(self._tier, batch, self._engine.now_ns()))
+
+
+def found_event(tier: Tier, batch: FoundBatch, now_ns: int) -> BlocksFound:
+    """A batch as the planner hears of it."""
+    return BlocksFound(
+        tier, batch.namespace, batch.shard, batch.record_bytes, batch.blocks, now_ns, chunk_bytes=batch.chunk_bytes
+    )
