@@ -119,6 +119,12 @@ class SsdTable:
     reads_in_flight_max: int = key(Kind.COUNT, "Blocks read at the same time.", 8, low=1, high=256)
     writes_in_flight_max: int = key(Kind.COUNT, "Blocks written at the same time.", 4, low=1, high=256)
     transfer_s_max: float = key(Kind.NUMBER, "A read or write that takes longer has failed.", 30.0, low=0.1, high=3600)
+    io: Literal["auto", "io_uring", "threads", "aiofiles"] = key(
+        Kind.TEXT,
+        "Engine that moves the bytes; auto: io_uring where the kernel lets us, else threads. Status says which.",
+        "auto",
+        choices=("auto", "io_uring", "threads", "aiofiles"),
+    )
 
 
 @dataclass(frozen=True)

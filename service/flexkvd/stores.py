@@ -37,7 +37,8 @@ def make_stores(config: Config, arena: Arena, listener_for: Callable[[Tier], Sto
 
 
 def _ssd(table: SsdTable, arena: Arena, listener: StoreListener) -> tuple[TierStore, TierLimits]:
-    from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - only a daemon with a disk tier needs it
+    from flexkv_tiers.diskio import open_disk_io  # noqa: PLC0415 - only a daemon with a disk tier needs it
+    from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - likewise
 
     store = SsdStore(
         [Path(each) for each in table.directory],
@@ -47,8 +48,7 @@ def _ssd(table: SsdTable, arena: Arena, listener: StoreListener) -> tuple[TierSt
         segment_bytes=table.segment_bytes,
         amplification_max=table.write_amplification_max,
         reserve_bytes=table.free_space_reserve_bytes or None,
-        direct=table.direct_io,
-        depth=table.threads,
+        open_io=lambda directory: open_disk_io(directory, table.io, table.threads, table.direct_io),
     )
     return store, TierLimits(table.reads_in_flight_max, table.writes_in_flight_max, table.transfer_s_max)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierStore
+from flexkv_tiers.diskio import EngineName, open_disk_io
 from flexkv_tiers.fake import FakeRecords, FakeStore, FaultPlan, Operation
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import SsdStore
@@ -75,6 +77,7 @@ class SsdBacking:
 
     capacity_bytes: int | None = 16 * (260 << 10)
     direct = True
+    engine: EngineName = "auto"
     segments = (5,)
     """Of each directory; one of them is spare."""
 
@@ -84,8 +87,8 @@ class SsdBacking:
 
     def store(self) -> TierStore:
         capacity_bytes = sum(self.segments) * SEGMENT_BYTES
-        options = {"segment_bytes": SEGMENT_BYTES, "direct": self.direct}
-        return SsdStore(self._directories, capacity_bytes, self._arena, **options)
+        open_io = partial(open_disk_io, engine=self.engine, depth=8, direct=self.direct)
+        return SsdStore(self._directories, capacity_bytes, self._arena, segment_bytes=SEGMENT_BYTES, open_io=open_io)
 
     @contextmanager
     def failing_writes(self) -> Iterator[None]:
@@ -102,14 +105,16 @@ class SsdBacking:
 
 
 class BufferedSsdBacking(SsdBacking):
-    """The same without direct I/O."""
+    """The same without direct I/O, on the portable engine."""
 
     direct = False
+    engine: EngineName = "aiofiles"
 
 
 class StripedSsdBacking(SsdBacking):
-    """Two directories: half of the segments in each."""
+    """Two directories, half of the segments in each; on threads, whatever else there is."""
 
+    engine: EngineName = "threads"
     segments = (3, 3)
 
 

@@ -20,7 +20,8 @@ WRITERS = 4
 
 
 def open_store(directory: Path, frames: Frames) -> SsdStore:
-    return SsdStore(directory, CAPACITY_BYTES, frames.arena, segment_bytes=2 << 20)
+    """A store that rewrites rather than lets go: what it lets go of by itself nobody here hears of."""
+    return SsdStore(directory, CAPACITY_BYTES, frames.arena, segment_bytes=2 << 20, amplification_max=10.0)
 
 
 def tell(line: str) -> None:

@@ -77,7 +77,7 @@ def test_no_wake_is_lost():
 
 
 def test_writes_leave_threads_to_reads():
-    """However many writes wait, half of the threads stay free: a read starts at once."""
+    """However many writes wait, a thread stays free: a read starts at once."""
     gate, running = threading.Event(), threading.Semaphore(0)
 
     def write() -> None:
@@ -86,13 +86,33 @@ def test_writes_leave_threads_to_reads():
 
     async def scene(threads: DiskThreads) -> None:
         writes = [threads.submit(Kind.WRITE, write) for _ in range(20)]
-        for _ in range(2):
+        for _ in range(3):
             assert await asyncio.to_thread(running.acquire, timeout=5)
-        assert threads.running(Kind.WRITE) == 2
+        assert threads.running(Kind.WRITE) == 3
         assert await asyncio.wait_for(threads.submit(Kind.READ, int), 5) == 0
         assert not running.acquire(blocking=False)
         gate.set()
         await asyncio.gather(*writes)
+
+    with_threads(4, scene)
+
+
+def test_sleeping_threads_join_in_again():
+    """Writes held back for a read's sake run side by side again once it is over, though nobody asks for more."""
+    together = threading.Barrier(2)
+
+    def write() -> bool:
+        try:
+            together.wait(0.05)
+        except threading.BrokenBarrierError:
+            together.reset()
+            return False
+        return True
+
+    async def scene(threads: DiskThreads) -> None:
+        writes = [threads.submit(Kind.WRITE, write) for _ in range(12)]
+        await threads.submit(Kind.READ, int)
+        assert any((await asyncio.gather(*writes))[2:])
 
     with_threads(4, scene)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -93,8 +94,11 @@ class Driver:
         if victim is None:
             return
         victim.state = SegmentState.RECLAIMING
-        for slot in choose_rewrites(self.log, list(self.log.live_slots(victim))):
+        for slot in choose_rewrites(self.log, list(self.log.live_slots(victim)), urgent=urgent):
             self.rewrite(disk, slot)
+        if not urgent and list(self.log.live_slots(victim)):
+            victim.state = SegmentState.SEALED
+            return
         for slot in list(self.log.live_slots(victim)):
             location = self.log.table.location(slot)
             del self.records[location]
@@ -136,7 +140,7 @@ class Driver:
         for segment in log.segments:
             runs = sorted(taken[segment.index])
             assert segment.live_pages == sum(pages for _, pages in runs)
-            for (page, pages), (following, _) in zip(runs, runs[1:], strict=False):
+            for (page, pages), (following, _) in pairwise(runs):
                 assert page + pages <= following
             assert not runs or runs[-1][0] + runs[-1][1] <= segment.next_page <= SEGMENT_PAGES - 1
             assert not (segment.state is SegmentState.FREE and runs)
@@ -192,7 +196,7 @@ def test_what_was_read_is_kept_and_the_rest_let_go():
     read = [slot for slot in slots if driver.log.table.pages(slot) == 2][:2]
     for slot in read:
         driver.log.table.mark(slot, WAS_READ)
-    assert choose_rewrites(driver.log, slots) == read
+    assert choose_rewrites(driver.log, slots, urgent=True) == read
 
 
 def test_a_segment_with_readers_is_not_opened():

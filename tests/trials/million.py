@@ -125,4 +125,4 @@ if __name__ == "__main__":
     place, wanted = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000
     if not place.exists():
         make(place, wanted)
-    print(json.dumps(asyncio.run(measure(place, 2 * wanted * 16 * 1024)), indent=2))
+    sys.stdout.write(json.dumps(asyncio.run(measure(place, 2 * wanted * 16 * 1024)), indent=2) + "\n")

@@ -83,9 +83,7 @@ class Header:
         return self.block == block
 
 
-def pack_header(
-    block: BlockName, lengths: Sequence[int], checksums: Sequence[bytes], salt: bytes = NO_SALT
-) -> bytes:
+def pack_header(block: BlockName, lengths: Sequence[int], checksums: Sequence[bytes], salt: bytes = NO_SALT) -> bytes:
     """The 4 KiB header of a record whose chunks have these lengths and checksums, in chunk order.
 
     `salt` is that of the SSD segment which holds the record.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
-from flexkv_tiers.diskio.base import DiskFuture
+from flexkv_tiers.diskio.base import DiskFuture, settle
 from flexkv_tiers.diskio.files import DiskFile, IoChoice
 from flexkv_tiers.diskio.lineup import Kind
 from flexkv_tiers.diskio.pages import PagePool
@@ -17,13 +17,22 @@ from flexkv_tiers.diskio.workers import DiskThreads
 T = TypeVar("T")
 
 
+class Queue(Protocol):
+    """Where transfers wait, and how many are under way."""
+
+    def waiting(self, kind: Kind) -> int: ...
+
+    def running(self, kind: Kind) -> int: ...
+
+
 class Engine:
     """Base of the engines. `workers` run what blocks; `reason` says why this engine was chosen."""
 
     name = ""
 
-    def __init__(self, choice: IoChoice, workers: DiskThreads, reason: str) -> None:
+    def __init__(self, choice: IoChoice, workers: DiskThreads, queue: Queue, reason: str) -> None:
         self._choice = choice
+        self._queue = queue
         self._workers = workers
         self._reason = reason
         self._pages = PagePool()
@@ -42,6 +51,8 @@ class Engine:
         return self._pages.lend(count)
 
     async def stop(self) -> None:
+        while (future := self._unfinished()) is not None:  # what ends may begin another: the next sync of a file
+            await settle(future)
         await self._workers.stop()
 
     def status(self) -> dict[str, object]:
@@ -50,7 +61,15 @@ class Engine:
             "engine_reason": self._reason,
             "io_path": str(self._choice.path),
             "io_reason": self._choice.reason,
+            "reads_waiting": self._queue.waiting(Kind.READ),
+            "reads_under_way": self._queue.running(Kind.READ),
+            "writes_waiting": self._queue.waiting(Kind.WRITE),
+            "writes_under_way": self._queue.running(Kind.WRITE),
         }
+
+    def _unfinished(self) -> DiskFuture[Any] | None:
+        """The future of something under way, wherever it is."""
+        return self._workers.unfinished()
 
     def _begin_sync(self, file: DiskFile) -> DiskFuture[None]:
         return self._workers.submit(Kind.SMALL, file.sync)

@@ -220,7 +220,10 @@ class FaultyIo:
 
     async def _write_noted(self, file: DiskFile, sources: Sequence[memoryview], offset: int) -> None:
         """Write, and keep what may lie there instead if the power fails before the next sync."""
-        noted = await self._inner.run(partial(self._unsynced.note, file.path, offset, b"".join(sources)))
+        try:
+            noted = await self._inner.run(partial(self._unsynced.note, file, offset, b"".join(sources)))
+        except OSError as error:
+            raise file.fault(error.errno or 0, "write", offset) from error
         await self._inner.write(file, sources, offset)
         noted.ended = True
 

@@ -91,19 +91,27 @@ class DiskFile:
         self.transfer_flags = RWF_DONTCACHE if io_path is IoPath.DONTCACHE else 0
         self.deleted = False
         """Whether the last sync found the file gone from its directory."""
-        self.open_flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if io_path is IoPath.DIRECT else 0)
         if not create_bytes:
-            self.fd = os.open(path, self.open_flags)
+            self.fd = self.open_descriptor()
             self.bytes = os.fstat(self.fd).st_size
             return
         self.bytes = create_bytes
-        self.fd = os.open(path, self.open_flags | os.O_CREAT | os.O_EXCL, 0o600)
+        self.fd = self.open_descriptor(os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(self.fd, 0, create_bytes)
         except OSError:
             os.close(self.fd)
             path.unlink()
             raise
+
+    def open_descriptor(self, flags: int = 0) -> int:
+        """A descriptor of this file's I/O path; blocks. Raises OSError."""
+        flags |= os.O_RDWR | os.O_CLOEXEC
+        if self.io_path is IoPath.DIRECT:
+            return os.open(self.path, flags | os.O_DIRECT, 0o600)
+        descriptor = os.open(self.path, flags, 0o600)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead: nobody would drop those pages
+        return descriptor
 
     def read(self, targets: Sequence[memoryview], offset: int) -> None:
         """Fill `targets` from `offset` on; blocks. Raises TierFault IO, or CORRUPT at an early end."""
@@ -152,7 +160,7 @@ class DiskFile:
 class Transfer:
     """One read or write under way: which memory is still to be moved, and from which byte of the file on."""
 
-    __slots__ = ("at", "file", "is_read", "start", "todo")
+    __slots__ = ("at", "bytes", "file", "is_read", "start", "todo")
 
     def __init__(self, file: DiskFile, views: Sequence[memoryview], offset: int, *, is_read: bool) -> None:
         assert views
@@ -162,6 +170,7 @@ class Transfer:
         self.is_read = is_read
         self.start = self.at = offset
         self.todo = list(views)
+        self.bytes = sum(map(len, views))
 
     @property
     def next_views(self) -> list[memoryview]:

@@ -7,7 +7,6 @@ several hops between threads per transfer. A read's `then` and syncs run on the 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -40,7 +39,7 @@ class PortableFile(DiskFile):
 
     def open_object(self) -> FileIO:
         """Another unbuffered file object; blocks. Raises OSError."""
-        opened = open(self.path, "r+b", buffering=0, opener=lambda path, _: os.open(path, self.open_flags))  # noqa: SIM115
+        opened = open(self.path, "r+b", buffering=0, opener=lambda *_: self.open_descriptor())  # noqa: SIM115 - closed by `close`
         self._objects.append(opened)
         return opened
 
@@ -58,6 +57,10 @@ class _Operation:
     then: Callable[[], Any]
     future: DiskFuture[Any] = field(default_factory=DiskFuture)
 
+    @property
+    def bytes(self) -> int:
+        return 0 if self.transfer.is_read else self.transfer.bytes
+
 
 class AiofilesIo(Engine):
     """`DiskIo` on aiofiles, with `depth` threads of its own."""
@@ -67,10 +70,10 @@ class AiofilesIo(Engine):
     def __init__(self, choice: IoChoice, depth: int, reason: str) -> None:
         if choice.path is IoPath.DONTCACHE:  # a flag of preadv, which file objects do not have
             choice = IoChoice(IoPath.FADVISE, f"{choice.reason}; with aiofiles by posix_fadvise after use")
-        super().__init__(choice, DiskThreads(HELPER_COUNT), reason)
-        self._executor = ThreadPoolExecutor(depth, "flexkv-aiofiles")
         self._lineup: Lineup[_Operation] = Lineup(depth)
-        self._tasks: set[asyncio.Task[None]] = set()  # one for each transfer under way
+        super().__init__(choice, DiskThreads(HELPER_COUNT), self._lineup, reason)
+        self._executor = ThreadPoolExecutor(depth, "flexkv-aiofiles")
+        self._moving: dict[asyncio.Task[None], _Operation] = {}  # exactly the transfers under way
 
     def open(self, path: Path, *, create_bytes: int = 0) -> PortableFile:
         return PortableFile(path, self._choice.path, create_bytes=create_bytes)
@@ -82,23 +85,27 @@ class AiofilesIo(Engine):
         return self._ask(Kind.WRITE, file, Transfer(file, sources, offset, is_read=False), nothing)
 
     async def stop(self) -> None:
-        while self._tasks:
-            await asyncio.wait(self._tasks)
         await super().stop()
         self._executor.shutdown()
+
+    def _unfinished(self) -> DiskFuture[Any] | None:
+        asked = [operation.future for operation in self._moving.values()]
+        if (waiting := self._lineup.any()) is not None:
+            asked.append(waiting.future)
+        return next((future for future in asked if not future.done()), None) or super()._unfinished()
 
     def _ask(self, kind: Kind, file: DiskFile, transfer: Transfer, then: Callable[[], T]) -> DiskFuture[T]:
         assert isinstance(file, PortableFile)
         operation = _Operation(kind, file, transfer, then)
-        self._lineup.add(kind, operation)
+        self._lineup.add(operation)
         self._start()
         return operation.future
 
     def _start(self) -> None:
         while (taken := self._lineup.take()) is not None:
-            task = asyncio.create_task(self._carry_out(taken[1]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task = asyncio.create_task(self._carry_out(taken))
+            self._moving[task] = taken
+            task.add_done_callback(self._moving.pop)
 
     async def _carry_out(self, operation: _Operation) -> None:
         try:
@@ -110,7 +117,7 @@ class AiofilesIo(Engine):
                 operation.future.set_result(None)
             else:
                 self._workers.finish(operation.future, Kind.READ, operation.then)
-        self._lineup.end(operation.kind)
+        self._lineup.end(operation)
         self._start()
 
     async def _move(self, file: PortableFile, transfer: Transfer) -> None:

@@ -19,6 +19,8 @@ import struct
 from collections.abc import Sequence
 from typing import Literal
 
+from flexkv_py.geometry import align_up
+
 _SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same on every architecture that has io_uring
 _SINGLE_MMAP = 1 << 0
 _SUBMIT_ALL, _SINGLE_ISSUER, _DEFER_TASKRUN = 1 << 7, 1 << 12, 1 << 13
@@ -83,7 +85,7 @@ class Ring:
         submission, completion = given[10:19], given[19:28]
         self._mask, self._completion_mask = entries - 1, completions - 1
         queue_bytes = max(submission[6] + 4 * entries, completion[5] + _COMPLETION_BYTES * completions)
-        shared = self._map(self._ring, queue_bytes, 0)
+        shared = self._map(self._ring, align_up(queue_bytes), 0)
         self._entries = self._map(self._ring, _ENTRY.size * entries, _SQES_OFFSET)
         iovecs = self._map(-1, 8 * _IOVEC_WORDS * iovecs_max * entries, 0)
         self._words = self._view(shared, "I")
@@ -109,7 +111,7 @@ class Ring:
 
     def _view(self, area: mmap.mmap, code: Literal["I", "i", "Q"]) -> memoryview:
         """Words of a shared area; reading or writing one is a single load or store."""
-        view: memoryview[int] = memoryview(area)[: len(area) // 8 * 8].cast(code)
+        view: memoryview[int] = memoryview(area).cast(code)
         self._views.append(view)
         return view
 

@@ -24,13 +24,15 @@ class ThreadsIo(Engine):
     name = "threads"
 
     def __init__(self, choice: IoChoice, depth: int, reason: str) -> None:
-        super().__init__(choice, DiskThreads(depth), reason)
+        workers = DiskThreads(depth)
+        super().__init__(choice, workers, workers, reason)
 
     def read(self, file: DiskFile, targets: Sequence[memoryview], offset: int, then: Callable[[], T]) -> DiskFuture[T]:
         return self._workers.submit(Kind.READ, partial(_read, file, targets, offset, then))
 
     def write(self, file: DiskFile, sources: Sequence[memoryview], offset: int) -> DiskFuture[None]:
-        return self._workers.submit(Kind.WRITE, partial(file.write, sources, offset))
+        length = sum(map(len, sources))
+        return self._workers.submit(Kind.WRITE, partial(file.write, sources, offset), write_bytes=length)
 
 
 def _read(file: DiskFile, targets: Sequence[memoryview], offset: int, then: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_tiers.diskio.files import DiskFile
 
 
 @dataclass(slots=True, eq=False)
@@ -33,17 +34,18 @@ class UnsyncedWrites:
         self._durable: defaultdict[Path, dict[int, bytes]] = defaultdict(dict)
         """What the last sync left in each page that an unsynced write touches."""
 
-    def note(self, path: Path, offset: int, data: bytes) -> NotedWrite:
-        """Before a write begins; blocks, because it reads what lies there."""
+    def note(self, file: DiskFile, offset: int, data: bytes) -> NotedWrite:
+        """Before a write begins; blocks, because it reads what lies there. Raises OSError."""
         first = offset // ALIGN_BYTES
         pages = {first + at // ALIGN_BYTES: data[at : at + ALIGN_BYTES] for at in range(0, len(data), ALIGN_BYTES)}
         write = NotedWrite(pages)
-        with self._lock, path.open("rb") as file:
-            durable = self._durable[path]
+        with self._lock, open(f"/proc/self/fd/{file.fd}", "rb") as buffered:  # also when it was deleted underneath
+            durable = self._durable[file.path]
             for page in pages:
                 if page not in durable:
-                    durable[page] = os.pread(file.fileno(), ALIGN_BYTES, page * ALIGN_BYTES).ljust(ALIGN_BYTES, b"\0")
-            self._writes[path].append(write)
+                    there = os.pread(buffered.fileno(), ALIGN_BYTES, page * ALIGN_BYTES)
+                    durable[page] = there.ljust(ALIGN_BYTES, b"\0")
+            self._writes[file.path].append(write)
         return write
 
     def ended(self, path: Path) -> list[NotedWrite]:

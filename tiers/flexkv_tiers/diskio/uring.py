@@ -6,6 +6,7 @@ no asynchronous call runs on a few threads, so the loop neither computes nor blo
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.diskio import ring as rings
-from flexkv_tiers.diskio.base import DiskFuture, nothing, settle
+from flexkv_tiers.diskio.base import DiskFuture, nothing
 from flexkv_tiers.diskio.engine import Engine
 from flexkv_tiers.diskio.files import IOVECS_MAX, DiskFile, IoChoice, IoPath, Transfer
 from flexkv_tiers.diskio.lineup import Kind, Lineup
@@ -42,6 +43,8 @@ class _Operation:
     transfer: Transfer | None
     """None: a sync."""
     then: Callable[[], Any]
+    bytes: int = 0
+    """Bytes it writes."""
     future: DiskFuture[Any] = field(default_factory=DiskFuture)
 
 
@@ -53,33 +56,37 @@ class UringIo(Engine):
     def __init__(self, choice: IoChoice, depth: int, reason: str) -> None:
         """Raises OSError, its text a reason for people, where the kernel does not let us."""
         self._ring = Ring(depth, IOVECS_MAX)
-        workers = DiskThreads(HELPER_COUNT)
-        super().__init__(choice, workers, reason)
-        self._loop = workers.loop
         self._lineup: Lineup[_Operation] = Lineup(depth)
+        super().__init__(choice, DiskThreads(HELPER_COUNT), self._lineup, reason)
+        self._loop = asyncio.get_running_loop()
         self._places: dict[int, _Operation] = {}  # what is under way, by its place in the ring
         self._free = list(range(depth))
         self._turn_due = False
+        self._stopped = False  # a turn that is due may come after the end
         self._loop.add_reader(self._ring.event, self._on_event)
 
     def read(self, file: DiskFile, targets: Sequence[memoryview], offset: int, then: Callable[[], T]) -> DiskFuture[T]:
         return self._ask(_Operation(Kind.READ, file, Transfer(file, targets, offset, is_read=True), then))
 
     def write(self, file: DiskFile, sources: Sequence[memoryview], offset: int) -> DiskFuture[None]:
-        return self._ask(_Operation(Kind.WRITE, file, Transfer(file, sources, offset, is_read=False), nothing))
+        transfer = Transfer(file, sources, offset, is_read=False)
+        return self._ask(_Operation(Kind.WRITE, file, transfer, nothing, transfer.bytes))
 
     def _begin_sync(self, file: DiskFile) -> DiskFuture[None]:
         return self._ask(_Operation(Kind.SMALL, file, None, file.end_sync))
 
     async def stop(self) -> None:
-        while (operation := self._lineup.any() or next(iter(self._places.values()), None)) is not None:
-            await settle(operation.future)
         await super().stop()
+        self._stopped = True
         self._loop.remove_reader(self._ring.event)
         self._ring.close()
 
+    def _unfinished(self) -> DiskFuture[Any] | None:
+        operation = self._lineup.any() or next(iter(self._places.values()), None)
+        return operation.future if operation is not None else super()._unfinished()
+
     def _ask(self, operation: _Operation) -> DiskFuture[Any]:
-        self._lineup.add(operation.kind, operation)
+        self._lineup.add(operation)
         self._look_soon()
         return operation.future
 
@@ -95,10 +102,12 @@ class UringIo(Engine):
     def _turn(self) -> None:
         """Fill free places, enter the kernel once, and end what has ended."""
         self._turn_due = False
+        if self._stopped:
+            return
         while (taken := self._lineup.take()) is not None:
             place = self._free.pop()
-            self._places[place] = taken[1]
-            self._prepare(place, taken[1])
+            self._places[place] = taken
+            self._prepare(place, taken)
         if not self._ring.enter():
             self._loop.call_later(RETRY_S, self._look_soon)
         ended = self._ring.reap()
@@ -150,7 +159,7 @@ class UringIo(Engine):
     def _free_place(self, place: int, operation: _Operation) -> None:
         del self._places[place]
         self._free.append(place)
-        self._lineup.end(operation.kind)
+        self._lineup.end(operation)
 
     def _finish(self, operation: _Operation) -> None:
         """The kernel is done with it: what is left may block or compute, and goes to a thread."""

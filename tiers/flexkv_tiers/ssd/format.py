@@ -132,6 +132,7 @@ class Footer:
 
 
 def pack_segment_header(header: SegmentHeader) -> bytes:
+    """Page 0 of a segment."""
     map_count = Layout(header.segment_bytes).map_count
     return _close(
         _HEADER.pack(
@@ -149,6 +150,7 @@ def pack_segment_header(header: SegmentHeader) -> bytes:
 
 
 def parse_segment_header(raw: Buffer) -> SegmentHeader:
+    """Read page 0 back. CORRUPT unless every byte of it is right and of this version."""
     body = _open(raw, _HEADER_MAGIC, "segment header")
     _, version, _, map_count, directory, number, segment_bytes, salt, sequence = _HEADER.unpack_from(body)
     if version != FORMAT_VERSION:
@@ -330,4 +332,5 @@ def _open(raw: Buffer, magic: bytes, what: str) -> memoryview:
 
 
 def corrupt(detail: str) -> TierFault:
+    """The fault of bytes that are not what they should be."""
     return TierFault(Fault.CORRUPT, detail)

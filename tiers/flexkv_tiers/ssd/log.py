@@ -41,6 +41,9 @@ class SegmentState(StrEnum):
     """From the last life and not looked at yet."""
 
 
+_EMPTIED = (SegmentState.SEALING, SegmentState.SEALED, SegmentState.RECLAIMING, SegmentState.UNREAD)
+
+
 @dataclass(slots=True, eq=False)
 class Segment:
     """One segment file of one directory. `index` is its number in the whole log, `number` that in its directory."""
@@ -58,7 +61,9 @@ class Segment:
     writes: int = 0  # running
     map_writes: int = 0  # drops that are not durable yet
     readers: int = 0
-    entries: dict[int, tuple[int, Entry]] = field(default_factory=dict)  # page -> slot, entry; until the footer is there
+    entries: dict[int, tuple[int, Entry]] = field(
+        default_factory=dict
+    )  # page -> slot, entry; until the footer is there
     slots: array[int] = field(default_factory=lambda: array("I"))  # of records the footer names; some have left
     footer: FooterSize = field(default_factory=FooterSize)
 
@@ -185,6 +190,11 @@ class Log:
         if active is not None:
             active.state = SegmentState.SEALING
         return active
+
+    def only_active(self, disk: int) -> bool:
+        """Whether nothing but the active segment could be emptied."""
+        segments = self.disks[disk].segments
+        return not any(each.state in _EMPTIED for each in segments) and not self.disks[disk].for_cleaner
 
     def sealed(self, segment: Segment) -> bool:
         """No write to the segment is running and its footer is written, or not needed; True when it is free."""

@@ -6,6 +6,7 @@ Only headers are read here; what segments hold is `recovery`'s. `SsdStore.start`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,11 +92,8 @@ async def meet_segments(stripe: Stripe) -> list[Met]:
     met = []
     for number, file in files:
         header, is_blank = None, False
-        with stripe.io.pages(2) as memory:
-            try:
-                header, is_blank = await stripe.io.read(file, [memory], 0, partial(_look, memory))
-            except TierFault:
-                pass  # cut off, or unreadable
+        with stripe.io.pages(2) as memory, suppress(TierFault):  # cut off, or unreadable
+            header, is_blank = await stripe.io.read(file, [memory], 0, partial(_look, memory))
         if header is not None and (header.directory, header.number) != (stripe.held.id, number):
             header = None  # a copy from elsewhere
         met.append(Met(number, file, header, is_blank))

@@ -117,7 +117,7 @@ class Cleaner:
             if urgent and not busy and not self._log.recovering:
                 self._answer(False)
             return False  # the end of a seal, a read, a drop or the recovery wakes this again
-        if await self._reclaim(victim):
+        if await self._reclaim(victim, urgent=urgent):
             if self._disk.for_cleaner and self._log.may_open(self._number, rewriting=True):
                 self._disk.for_cleaner = False
                 self._answer(True)  # the segment that rewrites went to has room left
@@ -125,16 +125,20 @@ class Cleaner:
         self._answer(False)
         return False
 
-    async def _reclaim(self, victim: Segment) -> bool:
+    async def _reclaim(self, victim: Segment, *, urgent: bool) -> bool:
         victim.state = SegmentState.RECLAIMING
         names = await self._names(victim)
         slots = list(self._log.live_slots(victim))
-        chosen = choose_rewrites(self._log, slots)
+        chosen = choose_rewrites(self._log, slots, urgent=urgent)
         for at in range(0, len(chosen), REWRITES_IN_FLIGHT):
             if self._closing:
                 return False
             group = chosen[at : at + REWRITES_IN_FLIGHT]
             await asyncio.gather(*(self._rewrite(victim, slot, names) for slot in group))
+        left = [slot for slot in self._log.live_slots(victim) if not self._log.table.has(slot, DAMAGED | LEAVING)]
+        if left and not urgent:  # they could not be moved: no reason to lose them before somebody needs the room
+            victim.state = SegmentState.SEALED
+            return False
         try:
             await self._stripe.clear(victim, self._roller.layout)
         except TierFault as fault:

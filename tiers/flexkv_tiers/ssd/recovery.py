@@ -240,9 +240,7 @@ class Recovery:
             disk.active = segment
 
 
-async def read_index(
-    stripe: Stripe, segment: Segment, layout: Layout, failed: Callable[[TierFault], None]
-) -> Index:
+async def read_index(stripe: Stripe, segment: Segment, layout: Layout, failed: Callable[[TierFault], None]) -> Index:
     """Read a segment's dead maps, then its footer or else all of it. `failed` hears what was damaged."""
     io, file = stripe.io, stripe.files[segment.index]
     index = Index(segment)
@@ -283,7 +281,7 @@ def _all_new(rows: list[Row], known: Sequence[dict[bytes, int]]) -> bool:
 
 
 def _batches(footer: Footer, rows: list[Row], known: Sequence[dict[bytes, int]], locations: range) -> list[FoundBatch]:
-    """Rows by group, length and shape, in bounded batches; `known` learns of them. A million pass here: no step a row."""
+    """Rows by group, length and shape, in bounded batches; `known` learns of them. A million pass here."""
     kinds: dict[tuple[int, int, int], list[FoundBlock]] = {}
     _, lengths, shapes, groups, keys, parents = zip(*rows, strict=True)
     blocks = list(map(FoundBlock, keys, parents, locations))
@@ -316,5 +314,5 @@ def _as_footer(found: Scan) -> Footer:
         block = entry.block
         group = groups.setdefault((block.namespace, block.shard), len(groups))
         shape = shapes.setdefault(entry.shape, len(shapes))
-        rows.append((entry.page, entry.pages, shape, group, bytes(block.key), bytes(block.parent)))
+        rows.append((entry.page, entry.pages, shape, group, block.key, block.parent))
     return Footer(list(groups), list(shapes), rows)

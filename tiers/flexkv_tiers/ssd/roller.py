@@ -41,7 +41,7 @@ class Roller:
     async def open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
         """Open another segment unless somebody did since `seen` was the active one; False when none may be opened.
 
-        Raises TierFault, FULL when the disk has no room for its file. Runs to its end also when the caller is cancelled.
+        Raises TierFault, FULL when the disk has no room for its file. Runs to its end even if the caller is cancelled.
         """
         opening = asyncio.create_task(self._open_next(number, seen, rewriting=rewriting))
         self._tasks.add(opening)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
-from flexkv_tiers.diskio import DiskFuture, EngineName, open_disk_io, settle
+from flexkv_tiers.diskio import DiskFuture, DiskIo, open_disk_io, settle
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
@@ -51,7 +51,8 @@ class SsdStore:
     """Records in `directories`, never more than `capacity_bytes` of segment files.
 
     `segment_bytes` 0 chooses a size that fits the capacity and the first record. `reserve_bytes` of the
-    file system stay free; None chooses. `direct` False keeps to buffered I/O.
+    file system stay free; None chooses. `open_io` makes the I/O engine of a directory (None:
+    the best there is); it may raise OSError.
     """
 
     tier = Tier.SSD
@@ -66,9 +67,7 @@ class SsdStore:
         segment_bytes: int = 0,
         amplification_max: float = AMPLIFICATION_MAX,
         reserve_bytes: int | None = None,
-        direct: bool = True,
-        engine: EngineName = "auto",
-        depth: int = DEPTH,
+        open_io: Callable[[Path], DiskIo] | None = None,
     ) -> None:
         self._directories = [directory] if isinstance(directory, Path) else list(directory)
         self._share_bytes = capacity_bytes // len(self._directories)
@@ -85,7 +84,7 @@ class SsdStore:
         self._arena = arena
         self._listener = listener
         self._reserve_bytes = reserve_bytes
-        self._io_options = (engine, depth, direct)
+        self._open_io = open_io or partial(open_disk_io, engine="auto", depth=DEPTH, direct=True)
         self._budget = RewriteBudget(amplification_max, self.usable_bytes)
         self._log = Log(len(self._directories), self.usable_bytes, self._budget)
         self._stripes: list[Stripe] = []
@@ -110,7 +109,7 @@ class SsdStore:
         assert not self._stripes
         for held in directories.acquire(self._directories):  # blocks: nothing else needs the loop yet
             try:
-                io = open_disk_io(held.directory, *self._io_options)
+                io = self._open_io(held.directory)
             except OSError as error:
                 raise directories.refusal(held.directory, error) from error
             self._stripes.append(Stripe(held, io, self._reserve(held.directory)))
@@ -235,8 +234,8 @@ class SsdStore:
                 opened, full = False, fault.detail
             if opened:
                 continue
-            if active is self._log.disks[number].active:
-                self._roller.retire(number)
+            if self._log.only_active(number):
+                self._roller.retire(number)  # the cleaner has no other to empty
             if not await self._cleaners[number].room():
                 raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
         raise TierFault(Fault.FULL, "others took the room every time some came free")

@@ -178,5 +178,3 @@ class Stripe:
     def _fault(self, error: OSError) -> TierFault:
         refusal = directories.refusal(self.directory, error)
         return TierFault(Fault.FULL if refusal.code is ErrorCode.DISK_FULL else Fault.IO, refusal.message)
-
-

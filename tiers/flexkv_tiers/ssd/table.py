@@ -16,7 +16,7 @@ _PAGE_BITS = 32
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
 
 GONE, LIVE, WAS_READ, DAMAGED, LEAVING = 0, 1, 2, 4, 8
-"""Bits of a record's state: it is there; read since it was last written; found damaged; its drop is on the way to disk."""
+"""Bits of a record's state: it is there; read since it was written last; found damaged; its drop is under way."""
 
 
 class RecordTable:

@@ -77,7 +77,7 @@ async def _verify_segment(stripe: Stripe, index: int, met: Met) -> SegmentReport
     if met.file.bytes != header.segment_bytes:
         report.damaged["segment length"] += 1
     segment = Segment(index, 0, met.number, DeadMap(layout.map_count), salt=header.salt, sequence=header.sequence)
-    found = await read_index(stripe, segment, layout, lambda fault: None)
+    found = await read_index(stripe, segment, layout, lambda _fault: None)
     report.damaged["dead map"] += found.maps_damaged
     report.damaged["footer"] += found.footer_damaged
     if found.footer is not None:

@@ -12,7 +12,7 @@ from flexkv_tiers.ssd.format import PAGE_BYTES
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 
-DEAD_SHARE_MIN = 8
+DEAD_SHARE_MIN = 4
 """Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
 
 OLDEST_COUNT = 4
@@ -23,9 +23,9 @@ KEPT_SHARE = 2
 def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
     """The segment of a directory to empty; None when none is worth it.
 
-    Its live records must all fit the budget, less what is kept for records that are read; with urgency any
-    dead page is then worth it. Where the budget does not reach and live records may be lost, of the oldest segments the one that is read least goes: what
-    was written last is what somebody was promised last.
+    Its live records must all fit the budget, less what is kept for those that are read; with urgency any dead
+    page is then worth it. Where the budget does not reach, the room is needed and live records may be lost, of
+    the oldest segments the one that is read least goes: what was written last was promised last.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
     worthy = [each for each in sealed if _is_worth(log, each) or (urgent and log.used_pages(each) > each.live_pages)]
@@ -53,13 +53,16 @@ def _benefit(log: Log, segment: Segment) -> float:
     return (1 - live_share) * (log.sequence - segment.sequence + 1) / (1 + live_share)
 
 
-def choose_rewrites(log: Log, slots: Sequence[int]) -> list[int]:
+def choose_rewrites(log: Log, slots: Sequence[int], *, urgent: bool) -> list[int]:
     """Which of a victim's live records are rewritten: those that were read while the budget lasts, then all others.
 
-    The others only while enough of the budget is left for what is read in the next victim. Damaged ones and those being dropped never are. A victim that is all live keeps half at most: something must go.
+    The others only while enough of the budget is left for what is read in the next victim. Damaged ones and
+    those being dropped never are. A victim that is all live keeps half at most: something must go.
     """
     table = log.table
     worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
+    if not urgent:
+        return worthy  # nobody needs the room yet: a victim was chosen whose live records fit the budget
     left_pages = log.budget.left_bytes // PAGE_BYTES
     segment = log.segments[table.place(slots[0])[0]] if slots else None
     if segment is not None and segment.live_pages >= log.used_pages(segment) and not _is_worth(log, segment):
