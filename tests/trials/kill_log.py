@@ -229,7 +229,14 @@ def count_alike(daemon: DaemonProcess) -> int:
 
 def verify(directory: Path) -> dict[str, Any]:
     """`flexkv verify`: a killed log has no damage, only an end."""
-    command = [sys.executable, "-c", "import sys; from flexkvd.cli import main; sys.exit(main())", "verify", "--json", str(directory)]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from flexkvd.cli import main; sys.exit(main())",
+        "verify",
+        "--json",
+        str(directory),
+    ]
     run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0, f"flexkv verify ended with {run.returncode}: {run.stdout[-2000:]} {run.stderr[-2000:]}"
     facts: dict[str, Any] = json.loads(run.stdout)
