@@ -33,6 +33,7 @@ from flexkv_tiers.ssd.format import (
 
 SEGMENT_BYTES = 128 << 20
 CHUNK_BYTES = 4096
+RECORD_PAGES = (HEADER_BYTES + CHUNK_BYTES) // PAGE_BYTES
 NAMESPACE = NamespaceDigest(bytes(range(32)))
 _FOOTER_SHARE = 128
 """One page in so many is left for the footer."""
@@ -43,8 +44,9 @@ def key_of(number: int) -> BlockKey:
     return BlockKey(hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16).digest())
 
 
-def block_of(number: int) -> BlockName:
-    return BlockName(NAMESPACE, 0, key_of(number), key_of(number - 1) if number else ROOT)
+def block_of(number: int, namespace: NamespaceDigest) -> BlockName:
+    """Block `number` of the one long chain."""
+    return BlockName(namespace, 0, key_of(number), key_of(number - 1) if number else ROOT)
 
 
 def content_of(number: int) -> bytes:
@@ -52,38 +54,37 @@ def content_of(number: int) -> bytes:
     return number.to_bytes(8, "little") * (CHUNK_BYTES // 8)
 
 
-def make(directory: Path, count: int) -> int:
+def make(directory: Path, count: int, namespace: NamespaceDigest = NAMESPACE) -> int:
     """Write `count` records of 8 KiB into `directory`; returns the bytes of its segments."""
     [held] = acquire([directory])
     try:
         layout = Layout(SEGMENT_BYTES)
-        pages = (HEADER_BYTES + CHUNK_BYTES) // PAGE_BYTES
-        per_segment = (layout.trailer_page - layout.first_page - layout.pages // _FOOTER_SHARE) // pages
+        per_segment = (layout.trailer_page - layout.first_page - layout.pages // _FOOTER_SHARE) // RECORD_PAGES
         numbers = range(0, count, per_segment)
         for segment, first in enumerate(numbers, start=1):
-            of_segment = range(first, min(count, first + per_segment))
-            _write_segment(directory, held.id, segment, layout, of_segment, pages)
+            of_segment = [block_of(number, namespace) for number in range(first, min(count, first + per_segment))]
+            _write_segment(
+                directory, SegmentHeader(held.id, segment, SEGMENT_BYTES, os.urandom(8), segment), first, of_segment
+            )
     finally:
         os.close(held.lock)
     return len(numbers) * SEGMENT_BYTES
 
 
-def _write_segment(
-    directory: Path, directory_id: bytes, number: int, layout: Layout, blocks: range, pages: int
-) -> None:
-    salt = os.urandom(8)
-    with segment_path(directory, number).open("wb", buffering=4 << 20) as file:
+def _write_segment(directory: Path, header: SegmentHeader, first_number: int, blocks: list[BlockName]) -> None:
+    layout, salt = Layout(header.segment_bytes), header.salt
+    with segment_path(directory, header.number).open("wb", buffering=4 << 20) as file:
         os.posix_fallocate(file.fileno(), 0, layout.segment_bytes)
-        file.write(pack_segment_header(SegmentHeader(directory_id, number, layout.segment_bytes, salt, number)))
+        file.write(pack_segment_header(header))
         dead = DeadMap(layout.map_count)
         for page in range(layout.map_count):
             file.write(dead.pack(page, salt))
         entries = []
-        for at, block_number in enumerate(blocks):
-            block, data = block_of(block_number), content_of(block_number)
+        for at, block in enumerate(blocks):
+            data = content_of(first_number + at)
             file.write(pack_header(block, [CHUNK_BYTES], [chunk_checksum(block.key, 0, data)], salt))
             file.write(data)
-            entries.append(Entry(layout.first_page + at * pages, pages, block, (CHUNK_BYTES,)))
+            entries.append(Entry(layout.first_page + at * RECORD_PAGES, RECORD_PAGES, block, (CHUNK_BYTES,)))
         first, raw = pack_footer(layout, salt, entries)
         file.seek(first * PAGE_BYTES)
         file.write(raw)

@@ -13,13 +13,17 @@ PARTS = 16
 
 
 class RewriteBudget:
-    """Keeps (new + rewritten) / new within `amplification_max` over the last `window_bytes` of new bytes."""
+    """Keeps (new + rewritten) / new within `amplification_max` over the last `window_bytes` of new bytes.
+
+    Each life begins as if one part of a window had just been written: else a daemon that is restarted often
+    could never move anything.
+    """
 
     def __init__(self, amplification_max: float, window_bytes: int) -> None:
         assert amplification_max >= 1.0
         self._share = amplification_max - 1.0
         self._part_bytes = max(1, window_bytes // PARTS)
-        self._parts: deque[list[int]] = deque([[0, 0]], maxlen=PARTS)  # [new, rewritten], oldest first
+        self._parts: deque[list[int]] = deque([[self._part_bytes, 0], [0, 0]], maxlen=PARTS)  # [new, rewritten]
         self.new_bytes = self.rewritten_bytes = 0  # over the store's life
 
     def wrote(self, count: int) -> None:
@@ -38,7 +42,7 @@ class RewriteBudget:
         new, rewritten = self._window()
         leaving = self._parts[0][0] if len(self._parts) == PARTS else 0  # soon counts no more
         window = int((new - leaving) * self._share) - rewritten
-        return max(0, min(window, int(self.new_bytes * self._share) - self.rewritten_bytes))
+        return max(0, min(window, int((self._part_bytes + self.new_bytes) * self._share) - self.rewritten_bytes))
 
     @property
     def window_amplification(self) -> float:

@@ -23,18 +23,15 @@ KEPT_SHARE = 2
 def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
     """The segment of a directory to empty; None when none is worth it.
 
-    Without urgency its live records must all fit the budget, and leave some of it for what is read. With urgency
-    any dead page is worth it, and where nothing is dead and live records may be lost, of the oldest segments the
-    one that is read least goes.
+    Its live records must all fit the budget, less what is kept for those that are read; with urgency any dead
+    page is then worth it. Where the budget does not reach, the room is needed and live records may be lost, of
+    the oldest segments the one that is read least goes: what was written last was promised last.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
-    if urgent:
-        worthy = [each for each in sealed if _is_worth(log, each) or log.used_pages(each) > each.live_pages]
-    else:
-        budget_pages = log.budget.left_bytes // PAGE_BYTES - log.room_pages // KEPT_SHARE
-        worthy = [each for each in sealed if _is_worth(log, each) and each.live_pages <= budget_pages]
-    if worthy:
-        return max(worthy, key=lambda each: _benefit(log, each))
+    worthy = [each for each in sealed if _is_worth(log, each) or (urgent and log.used_pages(each) > each.live_pages)]
+    budget_pages = log.budget.left_bytes // PAGE_BYTES - log.room_pages // KEPT_SHARE
+    if affordable := [each for each in worthy if each.live_pages <= budget_pages or (urgent and not may_lose)]:
+        return max(affordable, key=lambda each: _benefit(log, each))
     if not urgent or not may_lose:
         return None
     oldest = sorted(sealed, key=lambda each: each.sequence)[:OLDEST_COUNT]
