@@ -1,7 +1,8 @@
 """The daemon's configuration: every key with its default, range and meaning.
 
 Owns the tables, those of the tiers below DRAM in `tier_tables`; `toml_tables` owns how values are read,
-`main` where the file is. A table `[ssd]` or `[s3]` that is absent means that tier is absent. Every limit of the daemon is a key here.
+`main` where the file is. A table `[ssd]` or `[s3]` that is absent means that tier is absent. Every limit of the daemon
+is a key here.
 """
 
 from __future__ import annotations
