@@ -309,9 +309,9 @@ def _demand_forgotten(right: Any) -> Any:
 def _short_read_accepted(right: Any) -> Any:
     def read(self: FakeRecords, block: Any, location: int, chunk: int, *rest: Any) -> tuple[bytes, bytes]:
         entry = self.header(block, location).chunks[chunk]
-        data = bytes(self.raw[location][entry.offset : entry.offset + entry.length])
-        if len(data) < entry.length:
-            return data.ljust(entry.length, b"\0"), entry.checksum
+        data = bytes(self.raw[location][entry.offset : entry.offset + entry.room_bytes])
+        if len(data) < entry.room_bytes:
+            return data.ljust(entry.room_bytes, b"\0"), entry.checksum
         answer: tuple[bytes, bytes] = right(self, block, location, chunk, *rest)
         return answer
 
