@@ -83,7 +83,7 @@ class S3Store:
     async def close(self) -> None:
         for task in self._background:
             task.cancel()
-        await self._bucket.close()
+        await self._bucket.close()  # nothing waits for it any longer, and `_spawn` starts nothing that would
         await self._packer.settled()
         await self._drops.settled()
         if self._background:
@@ -290,6 +290,8 @@ class S3Store:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._ended)
+        if self._bucket.closed:
+            task.cancel()
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
