@@ -12,7 +12,7 @@ from flexkv_py.core.messages import Fault
 from flexkv_py.errors import FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3 import S3Store
-from tests.tiers.contract import SMALL, Frames, block
+from tests.tiers.contract import SMALL, Frames, block, namespace
 from tests.tiers.s3_backing import patient, shared_server
 
 CLOSE_S_MAX = 5.0
@@ -38,11 +38,6 @@ def hanging_server():
     shared_server().resume()
 
 
-def children():
-    """Byte workers of this process, with those that are dead but not reaped."""
-    return [child for child in psutil.Process().children() if "objects" in " ".join(child.cmdline() or ["objects"])]
-
-
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("turns", [0, 1, 3, 200])
 def test_a_store_closed_while_it_starts_is_closed(frames, config, hanging_server, turns, cancelled):
@@ -62,8 +57,9 @@ def test_a_store_closed_while_it_starts_is_closed(frames, config, hanging_server
         await store.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
+    others = psutil.Process().children()
     asyncio.run(scene())
-    assert not children()
+    assert psutil.Process().children() == others
 
 
 def test_close_ends_all_that_waits_for_the_bucket(frames, config):
@@ -73,15 +69,15 @@ def test_close_ends_all_that_waits_for_the_bucket(frames, config):
     async def scene():
         store = S3Store(config, frames.arena)
         await store.start()
-        locations = await asyncio.gather(*(store.write(name, frames.filled(name, SMALL)) for name in names[:3]))
+        locations = await asyncio.gather(*(store.write(name, frames.fill(name, SMALL)) for name in names[:3]))
         shared_server().suspend()
         waiting = [
-            asyncio.create_task(store.write(names[3], frames.filled(names[3], SMALL))),
+            asyncio.create_task(store.write(names[3], frames.fill(names[3], SMALL))),
             asyncio.create_task(read(store, frames, names[0], locations[0])),
             asyncio.create_task(store.drop(names[1], locations[1])),
             asyncio.create_task(store.drop(names[2], locations[2])),
             asyncio.create_task(found(store)),
-            store.reset(names[0].namespace),
+            store.reset(namespace(2)),
         ]
         await asyncio.sleep(0.1)
         begun = time.monotonic()
@@ -92,19 +88,20 @@ def test_close_ends_all_that_waits_for_the_bucket(frames, config):
         for end in ends:
             assert isinstance(end, asyncio.CancelledError) or end.fault in (Fault.DOWN, Fault.IO)
         with pytest.raises(TierFault) as caught:
-            await store.write(names[3], frames.filled(names[3], SMALL))
+            await store.write(names[3], frames.fill(names[3], SMALL))
         assert caught.value.fault is Fault.DOWN
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
+    others = psutil.Process().children()
     try:
         asyncio.run(scene())
     finally:
         shared_server().resume()
-    assert not children()
+    assert psutil.Process().children() == others
 
 
 async def read(store, frames, name, location):
-    async for _ in store.read(name, location, frames.empty(SMALL)):
+    async for _ in store.read(name, location, frames.take(SMALL)):
         pass
 
 
