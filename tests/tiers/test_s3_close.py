@@ -63,7 +63,7 @@ def test_a_store_closed_while_it_starts_is_closed(frames, config, hanging_server
 
 
 def test_close_ends_all_that_waits_for_the_bucket(frames, config):
-    """With a server that hangs: writes, reads, drops, a listing and a reset end as DOWN or IO, and so does what comes later."""
+    """With a server that hangs: writes, reads, drops, a listing and a reset end, as DOWN or IO; so do later ones."""
     names = [block(number) for number in range(4)]
 
     async def scene():

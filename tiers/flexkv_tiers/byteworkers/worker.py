@@ -77,7 +77,7 @@ class ByteWorker:
         return self._child.process.pid if self._child is not None else None
 
     async def start(self) -> None:
-        """Return when the first child is there: once. After `close` there is none, nor after one that came meanwhile."""
+        """Return when the first child is there. After `close`, also one that came meanwhile, there is none."""
         assert self._supervisor is None
         if not self._closing.is_set():
             first = asyncio.create_task(self._spawn())  # a start that is cancelled leaves a child, which `close` ends

@@ -111,7 +111,8 @@ class Objects:
                     answer.fill(memoryview(raw))
                 yield Index(bytes(raw))
             case Put():
-                yield self._put(request.name, self._views(request.header, request.spans), call)
+                views = self._views(request.header, request.spans)
+                yield self._put(request.name, views, call, replace=request.replace)
             case PutPack():
                 parts = chain.from_iterable(self._views(part.header, part.spans) for part in request.parts)
                 yield self._put(request.name, [memoryview(request.index), *parts], call)
@@ -134,34 +135,40 @@ class Objects:
 
     # -------------------------------------------------------------- uploads
 
-    def _put(self, name: str, parts: list[memoryview], call: Call) -> Stored:
+    def _put(self, name: str, parts: list[memoryview], call: Call, *, replace: bool = False) -> Stored:
         """Store these parts as one object, unless it is there already; the first is its header or index."""
         body = _Body(parts)
+        stored = Stored(present=False, object_bytes=len(body))
         headers = self._upload_headers(len(body))
-        condition = {"If-None-Match": "*"} if self._skips_present and len(body) else {}
+        condition = {"If-None-Match": "*"} if self._skips_present and len(body) and not replace else {}
         with self._exchange("PUT", name, headers | condition, body, call) as answer:
             status, said = answer.status, _said(answer)
             if status < 300:
-                return Stored(present=False)
+                return stored
             if status not in (409, 412, 501) or not condition:
                 raise _refusal(answer, said)
             self._skips_present = status != 501
         # 412: it is there, perhaps something else. 409: two of us at once. 501: no such condition here.
-        if status == 412 and self._holds(name, parts[0], len(body), call):
-            return Stored(present=True)
+        if status == 412 and (held_bytes := self._held_bytes(name, parts[0], len(body), call)):
+            return Stored(present=True, object_bytes=held_bytes)
         with self._exchange("PUT", name, headers, body, call) as answer:
             _expect(answer, 200)
-        return Stored(present=False)
+        return stored
 
-    def _holds(self, name: str, front: memoryview, object_bytes: int, call: Call) -> bool:
-        """Whether the object there has this length and begins like this, with the checksums of all that follows."""
+    def _held_bytes(self, name: str, front: memoryview, object_bytes: int, call: Call) -> int:
+        """How long the object there is, if it is as good as the one that begins like this; 0 if it is not.
+
+        Its front has the checksums of all that follows. A record may be compressed in another way than ours.
+        """
         found = bytearray(len(front))
         headers = {"Range": f"bytes=0-{len(front) - 1}"}
         with self._exchange("GET", name, headers, _Body([]), call) as answer:
-            if answer.status != 206 or not answer.header("Content-Range").endswith(f"/{object_bytes}"):
-                return False
+            total = _TOTAL.search(answer.header("Content-Range"))
+            if answer.status != 206 or total is None:
+                return 0
             answer.fill(memoryview(found))
-        return found == front
+        same = object_bytes == int(total[0]) if found == front else _is_same_content(found, front, int(total[0]))
+        return int(total[0]) if same else 0
 
     def _put_part(self, request: PutPart, call: Call) -> PartStored:
         body = _Body(_cut(self._views(request.header, request.spans), request.start, request.end))
@@ -362,6 +369,16 @@ def _expect_header(raw: bytearray, request: Get, record_bytes: int) -> Header:
     if header.record_bytes != record_bytes:
         raise AttemptFailed(Trouble.CORRUPT, f"a record of {header.record_bytes} bytes lies in {record_bytes}")
     return header
+
+
+def _is_same_content(found: bytearray, ours: memoryview, object_bytes: int) -> bool:
+    """Whether an object of so many bytes with this header is a whole record that reads back the same as ours."""
+    try:
+        there, here = parse_header(found), parse_header(ours)
+    except TierFault:
+        return False
+    contents = [[(entry.raw_bytes, entry.checksum) for entry in header.chunks] for header in (there, here)]
+    return there.matches(here.block) and there.record_bytes == object_bytes and contents[0] == contents[1]
 
 
 def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None:
