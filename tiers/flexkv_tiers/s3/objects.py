@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import chain
 from urllib.parse import quote
 
@@ -156,19 +156,20 @@ class Objects:
         return stored
 
     def _held_bytes(self, name: str, front: memoryview, object_bytes: int, call: Call) -> int:
-        """How long the object there is, if it is as good as the one that begins like this; 0 if it is not.
-
-        Its front has the checksums of all that follows. A record may be compressed in another way than ours.
-        """
+        """How long the object there is; 0 if it is not as good as ours, or compressed in another way, by its front."""
         found = bytearray(len(front))
         headers = {"Range": f"bytes=0-{len(front) - 1}"}
         with self._exchange("GET", name, headers, _Body([]), call) as answer:
-            total = _TOTAL.search(answer.header("Content-Range"))
-            if answer.status != 206 or total is None:
+            total = int((_TOTAL.search(answer.header("Content-Range")) or "0")[0])
+            if answer.status != 206 or total < len(front):
                 return 0
             answer.fill(memoryview(found))
-        same = object_bytes == int(total[0]) if found == front else _is_same_content(found, front, int(total[0]))
-        return int(total[0]) if same else 0
+        if found == front:
+            return total if total == object_bytes else 0
+        with suppress(TierFault):
+            if (there := parse_header(found)).record_bytes == total and there.is_like(parse_header(front)):
+                return total
+        return 0
 
     def _put_part(self, request: PutPart, call: Call) -> PartStored:
         body = _Body(_cut(self._views(request.header, request.spans), request.start, request.end))
@@ -369,16 +370,6 @@ def _expect_header(raw: bytearray, request: Get, record_bytes: int) -> Header:
     if header.record_bytes != record_bytes:
         raise AttemptFailed(Trouble.CORRUPT, f"a record of {header.record_bytes} bytes lies in {record_bytes}")
     return header
-
-
-def _is_same_content(found: bytearray, ours: memoryview, object_bytes: int) -> bool:
-    """Whether an object of so many bytes with this header is a whole record that reads back the same as ours."""
-    try:
-        there, here = parse_header(found), parse_header(ours)
-    except TierFault:
-        return False
-    contents = [[(entry.raw_bytes, entry.checksum) for entry in header.chunks] for header in (there, here)]
-    return there.matches(here.block) and there.record_bytes == object_bytes and contents[0] == contents[1]
 
 
 def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None:
