@@ -389,8 +389,7 @@ def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None
         trouble = Trouble.BUCKET_MISSING
     if trouble is None:
         return None
-    what = f"{type(request).__name__.lower()} {getattr(request, 'name', '')}".rstrip()
-    return Failed(trouble, f"{what}: {error}")
+    return Failed(trouble, f"{type(request).__name__.lower()} {getattr(request, 'name', '')}".rstrip() + f": {error}")
 
 
 def _open_objects(options: bytes, arena: Arena) -> Objects:
