@@ -42,6 +42,9 @@ class LogModel:
             raise Violation(f"location {location:#x} is given twice", name)
         self.kept[name] = location
         self.doubted.discard(name)
+        if name in self.untold:  # what the last life left of it is not promised as well
+            self.untold.discard(name)
+            self.maybe.add(name)
 
     def begin_drop(self, name: BlockName) -> int:
         location = self.kept.pop(name)

@@ -167,7 +167,10 @@ class LogWorld:
         assert reason
         for record in records:
             self.note("lost", record.block)
-        self.model.lost(records)
+        try:
+            self.model.lost(records)
+        except Violation as violation:  # raised here it would end the store's own task
+            self.failure = violation
 
     def appeared(self, batch: FoundBatch) -> None:
         raise Violation(f"{len(batch.blocks)} records appeared in a tier nobody else writes to")

@@ -207,7 +207,7 @@ class Recovery:
         if any(cancelled):
             raise asyncio.CancelledError
         segment = index.segment
-        if segment.state is SegmentState.RECLAIMING:
+        if index.footer is None:  # by its state one could not tell: the cleaner may be emptying it by now
             try:
                 await self.stripes[segment.disk].clear(segment, self.roller.layout)
             except TierFault as fault:
@@ -226,13 +226,15 @@ class Recovery:
         """Go on filling the segment the last life wrote to last, unless another was opened meanwhile."""
         stripe, disk = self.stripes[segment.disk], self.log.disks[segment.disk]
         async with stripe.rolling:
-            if disk.active is not None:
-                return
+            if disk.active is not None or segment.state not in (SegmentState.SEALED, SegmentState.SEALING):
+                return  # or it is being emptied already
             if segment.state is SegmentState.SEALED:
+                segment.state = SegmentState.OPENING  # no victim any more
                 try:
                     await stripe.unseal(segment, self.roller.layout)
                 except TierFault as fault:
                     self.failed(fault)
+                    segment.state = SegmentState.SEALED
                     return
                 assert index.footer is not None
                 self._keep_entries(segment, index.footer)
