@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flexkv_tiers.base import TierFault
 from tests.sim.simulation import Report, SimulationFailed
-from tests.sim.ssdlog.operations import Callers
+from tests.sim.ssdlog.operations import PATIENCE_S, Callers
 from tests.sim.ssdlog.world import LogWorld
 from tests.sim.violation import Violation
 
@@ -27,13 +28,32 @@ def run(seed: int, steps: int, plant: str = "") -> Report:
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as root:
         world = LogWorld(seed, Path(root))
         try:
-            with asyncio.Runner(loop_factory=lambda: world.loop) as runner:
-                runner.run(_live(world, steps))
-        except Exception as error:
-            raise SimulationFailed(_explain(world, error, seed, steps, plant)) from error
+            error = _lead(world, steps)
         finally:
             world.frames.close()
+        if error is not None:
+            raise SimulationFailed(_explain(world, error, seed, steps, plant)) from error
     return Report(seed, steps, world.digest.hexdigest(), {})
+
+
+def _lead(world: LogWorld, steps: int) -> Exception | None:
+    """What the world ended with. Its tasks get an end, too: a disk without power lets nobody wait."""
+
+    async def lead() -> None:
+        nonlocal ending
+        try:
+            await _live(world, steps)
+            ending = None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller tells it
+            ending = error
+            with suppress(Exception):
+                async with asyncio.timeout(PATIENCE_S):
+                    await world.crash()
+
+    ending: Exception | None = Violation("something is awaited, and nothing runs any more")
+    with suppress(RuntimeError), asyncio.Runner(loop_factory=lambda: world.loop) as runner:
+        runner.run(lead())
+    return ending
 
 
 async def _live(world: LogWorld, steps: int) -> None:
