@@ -5,7 +5,6 @@ Knows only what callers were told: locations, faults, `lost`. Bytes follow from 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from flexkv_py.core.messages import BlockName, LostRecord
@@ -28,7 +27,6 @@ class LogModel:
         self.maybe_next: set[BlockName] = set()  # the same for the next life: a write failed or was cut off
         self.doubted: set[BlockName] = set()
         self.untold: set[BlockName] = set()  # kept by the last life, and not found yet in this one
-        self.readers: Counter[Place] = Counter()
         self.ever: set[BlockName] = set()
         self._found: set[BlockName] = set()
 
@@ -59,8 +57,6 @@ class LogModel:
         """The store let go of these by itself."""
         for record in records:
             name, place = record.block, (record.block, record.location)
-            if self.readers[place]:
-                raise Violation("told lost while it is being read", name)
             if self.kept.get(name) == record.location:
                 del self.kept[name]
             elif place in self.leaving:
@@ -81,7 +77,6 @@ class LogModel:
         self.untold |= self.kept.keys()
         self.leaving.clear()
         self.kept = {}
-        self.readers.clear()
         self._found = set()
 
     def found(self, batch: FoundBatch, cut: tuple[int, ...], record_bytes: int) -> list[BlockName]:

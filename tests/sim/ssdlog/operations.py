@@ -29,6 +29,7 @@ class Callers:
         self.chance = world.chance
         self.running: dict[asyncio.Task[None], None] = {}  # ordered
         self.writing: dict[BlockName, None] = {}
+        self.dropping: set[Place] = set()
         self._stale: list[Place] = []
 
     # ------------------------------------------------------------------- life
@@ -85,12 +86,13 @@ class Callers:
             chance.choice(list(self.running)).cancel()
         elif drawn < 0.5 and self._stale:
             self.start(self.read_stale(chance.choice(self._stale)))
-        elif drawn < 0.54 and model.leaving:
-            self.start(self.drop_again(chance.choice(list(model.leaving))))
+        elif drawn < 0.54 and (left := [place for place in model.leaving if place not in self.dropping]):
+            self.start(self.drop_again(chance.choice(left)))
         elif drawn < 0.55 and kept:
             one = chance.choice(kept)
             group = [name for name in kept if (name.namespace, name.shard) == (one.namespace, one.shard)]
-            self.start(self.reset(group))
+            for name in group:  # as a reset does
+                self.start(self.drop_again((name, model.begin_drop(name))))
         elif drawn < 0.68 and kept:
             self.start(self.drop(chance.choice(kept)))
         elif kept:
@@ -147,7 +149,7 @@ class Callers:
         met, landed = world.plan.met[DiskOperation.READ], []
         patience_s = self.chance.choice((0.0, 0.0, 0.0, 0.02))
         stop_after = self.chance.choice((len(spans),) * 9 + (1,))
-        world.model.readers[place] += 1
+        must_hold = world.model.holds(place)  # whatever becomes of the record meanwhile: readers are never cut
         outcome = "cut off"
         reading = world.store.read(name, location, spans)
         try:
@@ -163,19 +165,19 @@ class Callers:
                 raise Violation(f"a read ended after chunks {landed} of {len(spans)}", name)
         except TierFault as fault:
             outcome = f"not read: {fault.fault}"
-            self._check_read_fault(place, fault, trouble_met=world.plan.met[DiskOperation.READ] != met)
+            if must_hold and world.plan.met[DiskOperation.READ] == met:
+                self._check_read_fault(place, fault)
         finally:
             await reading.aclose()  # type: ignore[attr-defined]
-            world.model.readers[place] -= 1
             world.note(outcome, name)
             world.frames.give(spans)
 
-    def _check_read_fault(self, place: Place, fault: TierFault, *, trouble_met: bool) -> None:
+    def _check_read_fault(self, place: Place, fault: TierFault) -> None:
         world, (name, location) = self.world, place
         unnamed = world.store.status()["records_let_go_unnamed"] and world.settings.harm is not Harm.NONE
         if fault.fault is Fault.MISSING and world.model.kept.get(name) == location and unnamed:
             del world.model.kept[name]
-        elif world.model.holds(place) and not world.closing and not trouble_met:
+        elif not world.closing:
             raise Violation(f"a record that must be there cannot be read: {fault.fault}: {fault.detail}", name)
 
     async def read_stale(self, place: Place) -> None:
@@ -195,9 +197,10 @@ class Callers:
         await self.drop_again((name, self.world.model.begin_drop(name)))
 
     async def drop_again(self, place: Place) -> None:
-        """Ask for a drop. Unless it returns, the record may be there or not."""
+        """Ask for a drop, as the planner does: once at a time. Unless it returns, the record may be there or not."""
         world, (name, location) = self.world, place
         outcome = "drop cut off"
+        self.dropping.add(place)
         try:
             await world.store.drop(name, location)
         except TierFault as fault:
@@ -209,9 +212,5 @@ class Callers:
             world.model.dropped(place)
             self._stale = [*self._stale[-STALE_MAX:], place]
         finally:
+            self.dropping.remove(place)
             world.note(outcome, name)
-
-    async def reset(self, names: list[BlockName]) -> None:
-        """Drop many at once."""
-        places = [(name, self.world.model.begin_drop(name)) for name in names]
-        await asyncio.gather(*map(self.drop_again, places))

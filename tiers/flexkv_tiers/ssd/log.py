@@ -36,7 +36,9 @@ class SegmentState(StrEnum):
     RECLAIMING = "reclaiming"
     """Its live records are being moved away."""
     BROKEN = "broken"
-    """Its file was deleted underneath, or its header cannot be written: what can be read is served, nothing else."""
+    """Its header cannot be written: what can be read is served, nothing else."""
+    DELETED = "deleted"
+    """Its file was deleted underneath: what can be read is served while it is open."""
     UNREAD = "unread"
     """From the last life and not looked at yet."""
 
@@ -99,7 +101,7 @@ class Disk:
     @property
     def made_count(self) -> int:
         """Segments that have a file."""
-        return sum(each.state is not SegmentState.BROKEN for each in self.segments)
+        return sum(each.state is not SegmentState.DELETED for each in self.segments)
 
     @property
     def free_count(self) -> int:

@@ -149,7 +149,7 @@ class Cleaner:
         deleted = self._stripe.files[victim.index].deleted
         self._log.freed(victim)
         if deleted:
-            victim.state = SegmentState.BROKEN
+            victim.state = SegmentState.DELETED
         self._counts.segments += 1
         return True
 

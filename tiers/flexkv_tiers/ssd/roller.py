@@ -69,7 +69,7 @@ class Roller:
                 await stripe.begin(segment, self.layout, self._log.next_sequence())
             except BaseException:
                 deleted = stripe.files[segment.index].deleted
-                segment.state = SegmentState.BROKEN if deleted else SegmentState.FREE
+                segment.state = SegmentState.DELETED if deleted else SegmentState.FREE
                 raise
             self._log.activate(segment, rewriting=rewriting)
             return True
@@ -116,7 +116,7 @@ class Roller:
         if self._stripes[segment.disk].files[segment.index].deleted:
             if disk.active is segment:
                 self._log.retire(segment.disk)
-            segment.state = SegmentState.BROKEN
+            segment.state = SegmentState.DELETED
         elif fault.fault is Fault.IO and disk.active is segment:
             self.retire(segment.disk)
 
