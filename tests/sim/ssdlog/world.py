@@ -113,6 +113,10 @@ class LogWorld:
         self.plan.rates = self.settings.rates
         self.note(f"life {self.life}")
         self.recovery = asyncio.create_task(self._recover())
+        self.recovery.add_done_callback(self._recovered)
+
+    def _recovered(self, recovery: asyncio.Task[None]) -> None:
+        self.failure = self.failure or (None if recovery.cancelled() else recovery.exception())
 
     async def _recover(self) -> None:
         met = self.plan.met[DiskOperation.READ]

@@ -139,6 +139,9 @@ class Cleaner:
         if left and not urgent:  # they could not be moved: no reason to lose them before somebody needs the room
             victim.state = SegmentState.SEALED
             return False
+        if not await self._kill_older(victim):
+            victim.state = SegmentState.SEALED
+            return False
         try:
             await self._stripe.clear(victim, self._roller.layout)
         except TierFault as fault:
@@ -152,6 +155,15 @@ class Cleaner:
             victim.state = SegmentState.DELETED
         self._counts.segments += 1
         return True
+
+    async def _kill_older(self, victim: Segment) -> bool:
+        """Where else a restart would find what is let go of, it is dead from here on; False when the disk failed."""
+        places = [place for slot in self._log.live_slots(victim) for place in self._log.places(slot)[1:]]
+        outcomes = await asyncio.gather(*(self._stripe.kill(*place) for place in places), return_exceptions=True)
+        faults = [outcome for outcome in outcomes if isinstance(outcome, TierFault)]
+        for fault in faults:
+            self._failed(fault)
+        return not faults
 
     def _let_go(self, victim: Segment, names: dict[int, Entry]) -> None:
         """The segment is empty on disk: whoever is still there is gone."""
