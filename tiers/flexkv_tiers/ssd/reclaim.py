@@ -78,6 +78,8 @@ class Cleaner:
 
     async def room(self) -> bool:
         """Wait for a segment that may be opened; False when nothing can be reclaimed."""
+        if self._closing:
+            return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._wake.set()
@@ -88,7 +90,6 @@ class Cleaner:
         self._closing = True
         self._wake.set()
         await self._task
-        self._answer(False)
 
     def _answer(self, room: bool) -> None:
         waiters, self._waiters = self._waiters, []
@@ -97,12 +98,16 @@ class Cleaner:
                 waiter.set_result(room)
 
     async def _run(self) -> None:
-        while not self._closing:
-            await self._wake.wait()
-            self._wake.clear()
-            self._spared.clear()
-            while not self._closing and await self._step():
-                pass
+        try:
+            while not self._closing:
+                await self._wake.wait()
+                self._wake.clear()
+                self._spared.clear()
+                while not self._closing and await self._step():
+                    pass
+        finally:  # also after a bug, which `close` raises: nobody waits for a cleaner that is gone
+            self._closing = True
+            self._answer(False)
 
     async def _step(self) -> bool:
         """Empty one segment if that is due; False when there is nothing to do now."""

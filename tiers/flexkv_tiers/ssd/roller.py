@@ -32,6 +32,7 @@ class Roller:
         self._sealed = sealed
         self._failed = failed
         self._tasks: set[asyncio.Task[Any]] = set()  # segments being opened or sealed
+        self._ending: set[Segment] = set()  # those whose seal has begun: it must not begin twice
 
     @property
     def layout(self) -> Layout:
@@ -121,8 +122,9 @@ class Roller:
 
     def write_ended(self, segment: Segment) -> None:
         """A write to the segment is over, or it was retired: seal it if nothing runs there any more."""
-        if segment.state is not SegmentState.SEALING or segment.writes:
+        if segment.state is not SegmentState.SEALING or segment.writes or segment in self._ending:
             return
+        self._ending.add(segment)
         task = asyncio.create_task(self._seal(segment))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -136,6 +138,7 @@ class Roller:
                 self._failed(fault)
             else:
                 self._log.keep_footer(segment)
+        self._ending.remove(segment)
         if segment.state is SegmentState.SEALING:
             self._log.sealed(segment)
         self._sealed(segment.disk)
