@@ -80,7 +80,7 @@ class SimulatedIo:
         self._running -= 1
         try:
             future.set_result(job())
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever awaits the future
+        except Exception as error:
             future.set_exception(error)
 
 
