@@ -8,7 +8,9 @@ from tests.leaks import open_files, threads
 from tests.tiers.backings import BACKINGS
 from tests.tiers.contract import TierContract
 
-MARKS = {"s3-alone": pytest.mark.full}  # as "s3", where what is written one after the other is alone as well
+MARKS = {"s3-alone": pytest.mark.full, "s3-compressed": pytest.mark.full}
+"""Each shows little that is not shown for less: by "s3", where what is written one after the other is alone as well,
+and by "ssd-compressed" with the tests of S3's codec."""
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in sorted(BACKINGS)])

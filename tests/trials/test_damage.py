@@ -13,8 +13,15 @@ DAMAGES_MIN = 50
 RUNNING = pytest.mark.parametrize("running", [False, True], ids=["stopped", "running"])
 
 
-@RUNNING
-@pytest.mark.parametrize("tier", ["ssd", "s3"])
+@pytest.mark.parametrize(
+    ("tier", "running"),
+    [
+        ("ssd", False),
+        ("s3", True),
+        pytest.param("ssd", True, marks=pytest.mark.full),
+        pytest.param("s3", False, marks=pytest.mark.full),
+    ],
+)
 def test_a_damaged_record_is_a_miss_and_a_count(tmp_path: Path, tier: str, running: bool) -> None:
     """Flipped, zeroed, swapped, shifted or cut, in any field, chunk or padding: never served, counted once."""
     figures = damage(tmp_path, None if tier == "ssd" else shared_server(), running=running)
