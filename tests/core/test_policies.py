@@ -193,3 +193,13 @@ def test_the_history_grows_and_forgets_nothing_by_it():
         history.remember(key, 0, 3, 100)
     history.remember(BlockKey(b"x" * 16), 0, 1, 100_000)
     assert [history.recall(key, 0) for key in keys] == [3] * 100
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_was_written_last_is_not_the_next_victim(name):
+    """Among blocks used often, a block that is new is not the first to go, whatever its share of the room."""
+    policy, standing = POLICIES[name](), copies(9)
+    for number, copy in enumerate(standing):
+        copy.block.uses = 3 if number < 8 else 1
+        policy.add(copy)
+    assert policy.coldest() is not standing[-1]

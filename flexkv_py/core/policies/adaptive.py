@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from flexkv_py.core.blocks import Block, Copy
-from flexkv_py.core.policies.base import USES_OF_AGAIN_MIN, TwoLists
+from flexkv_py.core.policies.base import NEW_MIN, USES_OF_AGAIN_MIN, TwoLists
 from flexkv_py.keys import BlockKey
 
 SHARES = (1.0, 0.1, 0.5)
@@ -124,5 +124,5 @@ class Adaptive(TwoLists):
         if once.oldest is None or again.oldest is None:
             return once.oldest or again.oldest
         if share < 1.0:
-            return once.oldest if once.count > share * self.count else again.oldest
+            return once.oldest if once.count > max(NEW_MIN, share * self.count) else again.oldest
         return once.oldest if once.oldest.mark <= again.oldest.mark else again.oldest

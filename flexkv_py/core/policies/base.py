@@ -12,6 +12,9 @@ from typing import Protocol
 from flexkv_py.core.blocks import Copy, CopyList
 
 USES_OF_AGAIN_MIN = 2
+NEW_MIN = 1
+"""What was written last into a tier is never its next victim while there is another: two blocks that need the same room
+would push each other out for ever."""
 
 
 class Policy(Protocol):

@@ -9,7 +9,7 @@ for the planner takes out what is pinned.
 from __future__ import annotations
 
 from flexkv_py.core.blocks import Copy
-from flexkv_py.core.policies.base import TwoLists
+from flexkv_py.core.policies.base import NEW_MIN, TwoLists
 
 SMALL_SHARE = 0.1
 ROUNDS_MAX = 3
@@ -27,7 +27,7 @@ class SmallMainFifo(TwoLists):
         main = self.again
         if self.cold.oldest is not None:
             return self.cold.oldest
-        if self.once.count > SMALL_SHARE * self.count or main.oldest is None:
+        if self.once.count > max(NEW_MIN, SMALL_SHARE * self.count) or main.oldest is None:
             return self.once.oldest
         for _ in range(ROTATIONS_PER_CALL_MAX):  # each round was earned by a use, so this is O(1) per use
             copy = main.oldest
