@@ -38,13 +38,19 @@ class RoomSampler(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            taken = sum(segment.stat().st_blocks * 512 for segment in self._directory.glob("segment*"))
-            self.most_bytes = max(self.most_bytes, taken)
+            self.most_bytes = max(self.most_bytes, sum(map(_taken_bytes, self._directory.glob("segment*"))))
             self.samples += 1
 
     def stop(self) -> None:
         self._over.set()
         self.join()
+
+
+def _taken_bytes(file: Path) -> int:
+    try:
+        return file.stat().st_blocks * 512
+    except FileNotFoundError:  # a new segment has just got its name
+        return 0
 
 
 def endurance(folder: Path, *, records: int = 5_000, times: int = 20, points_max: float = 2.0) -> dict[str, float]:
