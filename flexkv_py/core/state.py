@@ -176,10 +176,14 @@ class State:
             level.policy.add(copy)
 
     def touch_tail_first(self, blocks: Sequence[Block]) -> None:
-        """A chain was just used. Its head is needed by every longer chain, so it must stay longest: touched last."""
+        """A chain was used until now. Its head is needed by every longer chain, so it must stay longest: touched last.
+
+        What was made ready to go since it was used stays so: else cleaning ahead would never end.
+        """
         for block in reversed(blocks):
             for copy in block.copies() if block.linked else ():
-                self.touch(copy)
+                if copy.queue is not self.levels[copy.tier].reclaimable:
+                    self.touch(copy)
 
     def new_transfer(self, transfer: Transfer) -> Transfer:
         self.transfers[transfer.id] = transfer

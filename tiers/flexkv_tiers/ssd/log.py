@@ -16,7 +16,7 @@ from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, FooterSize, Layout, Shape
 from flexkv_tiers.ssd.table import LIVE, RecordTable
 
-SPARE_SHARE = 64
+SPARE_SHARE = 32
 """One segment in so many is kept free, so that reclaim has somewhere to go; at least one of a directory."""
 
 

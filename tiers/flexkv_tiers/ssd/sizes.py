@@ -12,7 +12,7 @@ SEGMENT_BYTES_USUAL_MAX = 256 << 20
 """More only where a directory would have more segments than SEGMENTS_MAX: a restart verifies one whole segment."""
 SEGMENTS_MAX = 4000
 """Of one directory: each is an open file."""
-MARGIN_SHARE = 64
+MARGIN_SHARE = 32
 _FOOTER_PAGE_BYTES = PAGE_BYTES - 64
 
 
