@@ -23,6 +23,8 @@ BLOCK_BYTES = 16 << 10
 RECORD_BYTES = BLOCK_BYTES + 4096
 TOKENS_PER_BLOCK = 512
 DRAM_MIB = 4
+IN_FLIGHT = "1MiB"
+"""As small as the SSD: what is being written takes room already, and what is being dropped still does."""
 REQUESTS_PER_LOOK = 16
 SAMPLE_S = 0.005
 
@@ -57,9 +59,11 @@ def endurance(folder: Path, *, records: int = 5_000, times: int = 20, points_max
     """Write `times` the capacity of an SSD with room for `records`; hits at most `points_max` below the ideal."""
     assert WEKA.exists(), "the published traces are not on this machine: name their folder in FLEXKV_TRACES"
     capacity_bytes, amplification_max = records * RECORD_BYTES, SsdTable.write_amplification_max
+    ssd = {"directory": str(folder / "ssd"), "bytes": capacity_bytes, "free_space_reserve_bytes": "1MiB"}
     tables = {
         "dram": {"bytes": f"{DRAM_MIB}MiB", "segment_bytes": "1MiB"},
-        "ssd": {"directory": str(folder / "ssd"), "bytes": capacity_bytes, "free_space_reserve_bytes": "1MiB"},
+        "ssd": ssd | {"bytes_in_flight_max": IN_FLIGHT},
+        "limits": {"demotion_bytes_in_flight_max": IN_FLIGHT},
     }
     ideal = LruReference(records)
     with DaemonProcess(folder, tables) as daemon:
@@ -67,24 +71,24 @@ def endurance(folder: Path, *, records: int = 5_000, times: int = 20, points_max
         sampler.start()
         requests = _until_written(daemon, times * capacity_bytes, ideal)
         ledger = replay(requests, Target(str(daemon.socket), BLOCK_BYTES, TOKENS_PER_BLOCK), client_count=1)
-        ssd = daemon.status()["tiers"]["ssd"]
+        said = daemon.status()["tiers"]["ssd"]
         sampler.stop()
     hit_ratio = sum(ledger.hits.values()) / ledger.blocks
     points = 100 * (ideal.ratio - hit_ratio)
     assert not ledger.wrong_count, f"wrong bytes: {ledger.wrong}"
-    assert ssd["written_bytes"] >= times * capacity_bytes, "the trace ended before enough was written: choose less"
+    assert said["written_bytes"] >= times * capacity_bytes, "the trace ended before enough was written: choose less"
     assert sampler.most_bytes <= capacity_bytes, f"{sampler.most_bytes} bytes taken of {capacity_bytes}"
-    assert ssd["write_amplification"] <= amplification_max, f"write amplification {ssd['write_amplification']}"
+    assert said["write_amplification"] <= amplification_max, f"write amplification {ssd['write_amplification']}"
     assert points <= points_max, f"{100 * hit_ratio:.2f} % of blocks were hits, {100 * ideal.ratio:.2f} % ideally"
     return {
         "blocks asked for": ledger.blocks,
         "blocks compared, all right": sum(ledger.hits.values()),
-        "written, in capacities": ssd["written_bytes"] / capacity_bytes,
+        "written, in capacities": said["written_bytes"] / capacity_bytes,
         "most room taken, of capacity": sampler.most_bytes / capacity_bytes,
         "samples of the room": sampler.samples,
-        "usable, of capacity": ssd["usable_bytes"] / capacity_bytes,
-        "write amplification": ssd["write_amplification"],
-        "records let go": ssd["records_let_go"],
+        "usable, of capacity": said["usable_bytes"] / capacity_bytes,
+        "write amplification": said["write_amplification"],
+        "records let go": said["records_let_go"],
         "hit ratio, %": 100 * hit_ratio,
         "hit ratio of the ideal, %": 100 * ideal.ratio,
         "points below the ideal": points,

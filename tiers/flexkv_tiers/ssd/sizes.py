@@ -7,7 +7,7 @@ from flexkv_tiers.ssd.log import spare_count
 
 SEGMENTS_PER_DIRECTORY = 64
 """What a directory's capacity is cut into unless told otherwise."""
-SEGMENT_BYTES_MIN = 256 << 10
+SEGMENT_BYTES_MIN = 1 << 20
 SEGMENT_BYTES_USUAL_MAX = 256 << 20
 """More only where a directory would have more segments than SEGMENTS_MAX: a restart verifies one whole segment."""
 SEGMENTS_MAX = 4000
