@@ -17,12 +17,12 @@ from tests.tiers.contract import KIB, Frames, assert_readable, block, opened, pl
 NAMES = [block(number) for number in range(8)]
 
 
-def life(directory: Path, frames: Frames, plan: DiskFaultPlan) -> SsdStore:
+def life(directory: Path, frames: Frames, plan: DiskFaultPlan, segment_bytes: int = 256 * KIB) -> SsdStore:
     def open_io(place: Path) -> DiskIo:
         return FaultyIo(open_disk_io(place, "threads", 4, direct=True), plan)
 
-    options = {"segment_bytes": 256 * KIB, "reserve_bytes": 0}
-    return SsdStore(directory, 2 << 20, frames.arena, open_io=open_io, **options)
+    options = {"segment_bytes": segment_bytes, "reserve_bytes": 0}
+    return SsdStore(directory, 8 * segment_bytes, frames.arena, open_io=open_io, **options)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,17 @@ def test_a_read_that_fails_costs_nothing_else(tmp_path, frames):
     """EIO in one of a record's reads is a fault of that read; asked again, the record comes."""
     plan = DiskFaultPlan()
 
+    lengths = (8 * KIB, 1024 * KIB)
+
     async def scene() -> None:
-        async with opened(life(tmp_path, frames, plan)) as store:
-            places = await write_all(store, frames, NAMES[:2])
+        async with opened(life(tmp_path, frames, plan, 2048 * KIB)) as store:
+            location = await store.write(NAMES[0], frames.fill(NAMES[0], lengths))
             for at in range(2):
                 plan.script(DiskOperation.READ, *[DiskVerdict()] * at, DiskVerdict(DiskTrouble.ERROR))
                 with pytest.raises(TierFault) as caught:
-                    await assert_readable(store, frames, NAMES[0], places[NAMES[0]])
+                    await assert_readable(store, frames, NAMES[0], location, lengths)
                 assert caught.value.fault is Fault.IO
-            await assert_readable(store, frames, NAMES[0], places[NAMES[0]])
+            await assert_readable(store, frames, NAMES[0], location, lengths)
             assert store.status()["records_quarantined"] == 0
 
     asyncio.run(scene())

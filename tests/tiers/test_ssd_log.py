@@ -90,13 +90,14 @@ class Driver:
             self.log.sealed(segment)
 
     def reclaim(self, disk: int, *, urgent: bool) -> None:
-        victim = choose_victim(self.log, disk, urgent=urgent, may_lose=urgent)
-        if victim is None:
+        chosen = choose_victim(self.log, disk, urgent=urgent, may_lose=urgent, spared=())
+        if chosen is None:
             return
+        victim = chosen.segment
         victim.state = SegmentState.RECLAIMING
-        for slot in choose_rewrites(self.log, list(self.log.live_slots(victim)), urgent=urgent):
+        for slot in choose_rewrites(self.log, list(self.log.live_slots(victim)), may_lose=chosen.may_lose):
             self.rewrite(disk, slot)
-        if not urgent and list(self.log.live_slots(victim)):
+        if not chosen.may_lose and list(self.log.live_slots(victim)):
             victim.state = SegmentState.SEALED
             return
         for slot in list(self.log.live_slots(victim)):
@@ -196,7 +197,7 @@ def test_what_was_read_is_kept_and_the_rest_let_go():
     read = [slot for slot in slots if driver.log.table.pages(slot) == 2][:2]
     for slot in read:
         driver.log.table.mark(slot, WAS_READ)
-    assert choose_rewrites(driver.log, slots, urgent=True) == read
+    assert choose_rewrites(driver.log, slots, may_lose=True) == read
 
 
 def test_a_segment_with_readers_is_not_opened():

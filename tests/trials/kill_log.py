@@ -36,7 +36,8 @@ FILL_SHARE = 1.5
 SEGMENT_KIB = 512
 DRAM_MIB = 4
 PROMISED_SHARE = 0.25
-"""Of the usable bytes: that many bytes of the newest acknowledgements cannot have been evicted by anything."""
+"""Of the usable bytes: that much of the newest acknowledgements nothing evicts. The planner goes by least recent use
+here, because its other policies may let go of what is new and used once."""
 HOT_CHAINS = 3
 """Read over and over, so that reclaim has something to rewrite."""
 OLD_CHAINS_CHECKED = 6
@@ -165,7 +166,8 @@ def kill_log(folder: Path, *, cycles: int = 200, seed: int = 1) -> dict[str, flo
     """Kill and restart `cycles` times; every check is made before anything new is written."""
     chance, record = random.Random(seed), Record()
     ssd = {"directory": str(folder / "ssd"), "bytes": f"{SSD_MIB}MiB", "segment_bytes": f"{SEGMENT_KIB}KiB"}
-    tables = {"ssd": ssd, "dram": {"bytes": f"{DRAM_MIB}MiB", "segment_bytes": "1MiB"}}
+    tables: dict[str, dict[str, object]] = {"ssd": ssd, "planner": {"policy": "lru"}}
+    tables["dram"] = {"bytes": f"{DRAM_MIB}MiB", "segment_bytes": "1MiB"}
     figures = dict.fromkeys(("verified offline", "segments_reclaimed", "rewritten_bytes", "written_bytes"), 0.0)
     start_s_max = 0.0
     with DaemonProcess(folder, tables) as daemon:

@@ -23,7 +23,9 @@ from .damaged_store import damage
 from .endurance import endurance
 from .garbage import garbage
 from .kill_daemon import kill_daemon
+from .kill_log import kill_log
 from .kill_worker import kill_worker
+from .many_blocks import many_blocks
 from .memories import deaf, holes, refused_offers
 from .s3_faults import s3_faults
 from .shared_bucket import shared_bucket
@@ -84,6 +86,12 @@ TRIALS = {
         kill_worker, "SIGKILL of workers with leases, tickets and memory", {"repetitions": 20, "seed": 1}
     ),
     "kill-daemon": Trial(kill_daemon, "SIGKILL of the daemon during saves, and restart", {"cycles": 50, "seed": 1}),
+    "kill-log": Trial(kill_log, "SIGKILL while the SSD log seals, reclaims and rewrites", {"cycles": 200, "seed": 1}),
+    "many-blocks": Trial(
+        many_blocks,
+        "very many small records on SSD, SIGKILL and start",
+        {"blocks": 1_000_000, "reads": 10_000, "seed": 1},
+    ),
     "damage": Trial(damages, "records damaged on SSD and in S3", {}),
     "garbage": Trial(garbage, "hostile messages beside a working client", {"messages": 20_000, "seed": 1}),
     "s3-faults": Trial(

@@ -67,7 +67,8 @@ class Ring:
         self._ring = -1
         self._maps: list[mmap.mmap] = []
         self._views: list[memoryview] = []
-        self._prepared = 0  # entries written since the last `enter`
+        self.prepared = 0
+        """Entries written and not submitted yet."""
         try:
             self._set_up(entries, iovecs_max)
             self._try_out()
@@ -135,10 +136,10 @@ class Ring:
         flags: int = 0,
     ) -> None:
         """Write one entry; `enter` submits it. `token` comes back with its result."""
-        assert self._prepared <= self._mask
-        at = ((self._tail + self._prepared) & self._mask) * _ENTRY.size
+        assert self.prepared <= self._mask
+        at = ((self._tail + self.prepared) & self._mask) * _ENTRY.size
         _ENTRY.pack_into(self._entries, at, code, entry_flags, 0, descriptor, offset, address, length, flags, token)
-        self._prepared += 1
+        self.prepared += 1
 
     def prepare_vector(
         self,
@@ -174,16 +175,16 @@ class Ring:
 
     def enter(self) -> bool:
         """Submit what was prepared and have the kernel post what has ended; False: try again a little later."""
-        self._words[self._tail_at] = (self._tail + self._prepared) & 0xFFFFFFFF
+        self._words[self._tail_at] = (self._tail + self.prepared) & 0xFFFFFFFF
         try:
-            submitted = _call(_ENTER, self._ring, self._prepared, 0, _GETEVENTS, None, 0)
+            submitted = _call(_ENTER, self._ring, self.prepared, 0, _GETEVENTS, None, 0)
         except OSError as error:
             if error.errno in _AGAIN:  # nothing was submitted
                 return False
             raise
         self._tail += submitted
-        self._prepared -= submitted
-        return not self._prepared
+        self.prepared -= submitted
+        return not self.prepared
 
     def reap(self) -> list[tuple[int, int]]:
         """(token, result) of everything posted since the last call. A result is a count of bytes or minus an errno."""

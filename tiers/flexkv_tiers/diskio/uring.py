@@ -30,6 +30,8 @@ HELPER_COUNT = 4
 INLINE_BYTES_MAX = 256 << 10
 """Larger transfers are handed to threads of the kernel: pinning the pages of 2.5 MiB takes 0.1 ms, which the loop
 would be held for. The CPU is the same, and from 512 KiB on it is no slower, measured."""
+POSTED_MAX = 8
+"""The kernel posts only so many ends at a time (20 today), and says nothing of those left: after more we look again."""
 RETRY_S = 0.001
 """How long to wait when the kernel has no memory for another submission."""
 
@@ -113,7 +115,7 @@ class UringIo(Engine):
         ended = self._ring.reap()
         for place, result in ended:
             self._on_result(place, result)
-        if ended:  # there is room for others, and the kernel posts only so many at a time
+        if len(ended) > POSTED_MAX or (ended and (self._ring.prepared or self._lineup.next() is not None)):
             self._look_soon()
 
     def _prepare(self, place: int, operation: _Operation) -> None:

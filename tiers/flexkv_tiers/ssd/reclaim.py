@@ -24,7 +24,7 @@ from flexkv_tiers.ssd.recovery import read_footer
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING
-from flexkv_tiers.ssd.victims import choose_rewrites, choose_victim
+from flexkv_tiers.ssd.victims import Victim, choose_rewrites, choose_victim
 
 REWRITES_IN_FLIGHT = 8
 
@@ -68,6 +68,7 @@ class Cleaner:
         self._failed = failed
         self._wake = asyncio.Event()
         self._waiters: list[asyncio.Future[bool]] = []
+        self._spared: set[Segment] = set()  # could not be emptied; tried again when something has changed
         self._closing = False
         self._task = asyncio.create_task(self._run())
 
@@ -77,6 +78,8 @@ class Cleaner:
 
     async def room(self) -> bool:
         """Wait for a segment that may be opened; False when nothing can be reclaimed."""
+        if self._closing:
+            return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._wake.set()
@@ -87,7 +90,6 @@ class Cleaner:
         self._closing = True
         self._wake.set()
         await self._task
-        self._answer(False)
 
     def _answer(self, room: bool) -> None:
         waiters, self._waiters = self._waiters, []
@@ -96,11 +98,16 @@ class Cleaner:
                 waiter.set_result(room)
 
     async def _run(self) -> None:
-        while not self._closing:
-            await self._wake.wait()
-            self._wake.clear()
-            while not self._closing and await self._step():
-                pass
+        try:
+            while not self._closing:
+                await self._wake.wait()
+                self._wake.clear()
+                self._spared.clear()
+                while not self._closing and await self._step():
+                    pass
+        finally:  # also after a bug, which `close` raises: nobody waits for a cleaner that is gone
+            self._closing = True
+            self._answer(False)
 
     async def _step(self) -> bool:
         """Empty one segment if that is due; False when there is nothing to do now."""
@@ -111,50 +118,67 @@ class Cleaner:
         if not self._waiters and (not few or self._log.layout is None):
             return False
         urgent = bool(self._waiters)
-        victim = choose_victim(self._log, self._number, urgent=urgent, may_lose=not self._stripe.cut)
+        may_lose = not self._stripe.cut
+        victim = choose_victim(self._log, self._number, urgent=urgent, may_lose=may_lose, spared=self._spared)
         if victim is None:
             busy = any(each.state is SegmentState.SEALING or each.readers for each in self._disk.segments)
             if urgent and not busy and not self._log.recovering:
                 self._answer(False)
             return False  # the end of a seal, a read, a drop or the recovery wakes this again
-        if await self._reclaim(victim, urgent=urgent):
-            if self._disk.for_cleaner and self._log.may_open(self._number, rewriting=True):
-                self._disk.for_cleaner = False
-                self._answer(True)  # the segment that rewrites went to has room left
+        try:
+            emptied = await self._reclaim(victim)
+        except TierFault as fault:  # its header could not be written, so it still holds what it held
+            self._failed(fault)
+            victim.segment.state = SegmentState.SEALED
+            self._answer(False)
+            return False
+        if not emptied:
+            victim.segment.state = SegmentState.SEALED
+            self._spared.add(victim.segment)
             return True
-        self._answer(False)
-        return False
+        self._spared.clear()
+        self._counts.segments += 1
+        if self._disk.for_cleaner and self._log.may_open(self._number, rewriting=True):
+            self._disk.for_cleaner = False
+            self._answer(True)  # the segment that rewrites went to has room left
+        return True
 
-    async def _reclaim(self, victim: Segment, *, urgent: bool) -> bool:
+    async def _reclaim(self, chosen: Victim) -> bool:
+        """Empty a segment; False when something that must not be lost found no other place. Raises TierFault."""
+        victim = chosen.segment
         victim.state = SegmentState.RECLAIMING
         names = await self._names(victim)
         slots = list(self._log.live_slots(victim))
-        chosen = choose_rewrites(self._log, slots, urgent=urgent)
-        for at in range(0, len(chosen), REWRITES_IN_FLIGHT):
+        rewrites = choose_rewrites(self._log, slots, may_lose=chosen.may_lose)
+        for at in range(0, len(rewrites), REWRITES_IN_FLIGHT):
             if self._closing:
                 return False
-            group = chosen[at : at + REWRITES_IN_FLIGHT]
+            group = rewrites[at : at + REWRITES_IN_FLIGHT]
             await asyncio.gather(*(self._rewrite(victim, slot, names) for slot in group))
         left = [slot for slot in self._log.live_slots(victim) if not self._log.table.has(slot, DAMAGED | LEAVING)]
-        if left and not urgent:  # they could not be moved: no reason to lose them before somebody needs the room
-            victim.state = SegmentState.SEALED
+        if left and not chosen.may_lose:
             return False
-        try:
-            await self._stripe.clear(victim, self._roller.layout)
-        except TierFault as fault:
-            self._failed(fault)
-            victim.state = SegmentState.BROKEN
+        if not await self._kill_left(victim):
             return False
         self._let_go(victim, names)
+        await self._stripe.clear(victim, self._roller.layout)
         deleted = self._stripe.files[victim.index].deleted
         self._log.freed(victim)
         if deleted:
-            victim.state = SegmentState.BROKEN
-        self._counts.segments += 1
+            victim.state = SegmentState.DELETED
         return True
 
+    async def _kill_left(self, victim: Segment) -> bool:
+        """Make what is let go of dead wherever a restart would find it; False when the disk failed."""
+        places = [place for slot in self._log.live_slots(victim) for place in self._log.places(slot)]
+        outcomes = await asyncio.gather(*(self._stripe.kill(*place) for place in places), return_exceptions=True)
+        faults = [outcome for outcome in outcomes if isinstance(outcome, TierFault)]
+        for fault in faults:
+            self._failed(fault)
+        return not faults
+
     def _let_go(self, victim: Segment, names: dict[int, Entry]) -> None:
-        """The segment is empty on disk: whoever is still there is gone."""
+        """Whoever is still there is dead on disk, and gone from here on."""
         table, lost = self._log.table, []
         for slot in list(self._log.live_slots(victim)):
             location, (_, page) = table.location(slot), table.place(slot)

@@ -19,8 +19,11 @@ from flexkv_tiers.diskio import DiskFile, DiskFuture, DiskIo, settle
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd.format import PAGE_BYTES
 
-READ_BYTES_MIN = 1 << 20
-"""Small chunks are read several at a time: eight reads of 320 KiB cost 2.5 times the CPU of one of 2.5 MiB."""
+WHOLE_BYTES_MAX = 1 << 20
+"""Chunks of a record up to this are read in one go: its first chunk would hardly come earlier alone."""
+RUN_BYTES_MAX = 4 << 20
+"""Of a longer record the first chunk is read alone, so that it lands early, and the rest in runs of at most this,
+but at least a chunk: every read costs the CPU of copying 64 KiB or more."""
 
 
 def record_pages(encoded: ChunksToWrite) -> int:
@@ -69,7 +72,7 @@ async def read_record(
         reads: list[DiskFuture[list[bytes]]] = []
         at = offset
         for run in runs:
-            targets = [page, *views[:1]] if not run.start else views[run.start : run.stop]
+            targets = views[run.start : run.stop] if run.start else [page, *views[: run.stop]]
             reads.append(io.read(file, targets, at, partial(_digests, block.key, run, views)))
             at += sum(len(target) for target in targets)
         try:
@@ -118,15 +121,17 @@ async def read_compressed(
 
 
 def read_runs(lengths: Sequence[int]) -> list[range]:
-    """Chunks read together: the first alone, so that it lands early; then runs of at least READ_BYTES_MIN."""
+    """Chunks read together, in order: see WHOLE_BYTES_MAX and RUN_BYTES_MAX."""
+    if sum(lengths) <= WHOLE_BYTES_MAX:
+        return [range(len(lengths))]
     runs = [range(1)]
     start, run_bytes = 1, 0
     for number in range(1, len(lengths)):
+        if run_bytes and run_bytes + lengths[number] > RUN_BYTES_MAX:
+            runs.append(range(start, number))
+            start, run_bytes = number, 0
         run_bytes += lengths[number]
-        if run_bytes >= READ_BYTES_MIN or number == len(lengths) - 1:
-            runs.append(range(start, number + 1))
-            start, run_bytes = number + 1, 0
-    return runs
+    return [*runs, range(start, len(lengths))] if start < len(lengths) else runs
 
 
 def _view(arena: Arena, span: FrameSpan) -> memoryview:

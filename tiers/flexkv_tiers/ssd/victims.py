@@ -6,7 +6,8 @@ SOSP 1991, section 3.6: the space gained times its age, over the cost of reading
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from flexkv_tiers.ssd.format import PAGE_BYTES
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState
@@ -15,27 +16,43 @@ from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 DEAD_SHARE_MIN = 4
 """Without need, a segment is emptied only when at least one page in so many of it holds nothing live."""
 
-OLDEST_COUNT = 4
+OLDEST_COUNT_MAX, OLDEST_SHARE = 4, 2
+"""Live records are let go of in the oldest segments only: so many, and no more than one sealed segment in so many."""
 KEPT_SHARE = 2
 """One segment's worth divided by this stays in the budget for records that are read."""
 
 
-def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool) -> Segment | None:
-    """The segment of a directory to empty; None when none is worth it.
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """The segment to empty. Unless it `may_lose`, it is emptied only if every live record finds another place."""
+
+    segment: Segment
+    may_lose: bool
+
+
+def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool, spared: Collection[Segment]) -> Victim | None:
+    """The segment of a directory to empty, none of `spared`; None when none is worth it.
 
     Its live records must all fit the budget, less what is kept for those that are read; with urgency any dead
     page is then worth it. Where the budget does not reach, the room is needed and live records may be lost, of
-    the oldest segments the one that is read least goes: what was written last was promised last.
+    the oldest segments the one that is read least goes: what was written last was promised last. Where none may
+    be lost, a segment that is worth emptying is, budget or not: else dead records would hold a full disk for good.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
-    worthy = [each for each in sealed if _is_worth(log, each) or (urgent and log.used_pages(each) > each.live_pages)]
+    sealed.sort(key=lambda each: each.sequence)
     budget_pages = log.budget.left_bytes // PAGE_BYTES - log.room_pages // KEPT_SHARE
-    if affordable := [each for each in worthy if each.live_pages <= budget_pages or (urgent and not may_lose)]:
-        return max(affordable, key=lambda each: _benefit(log, each))
-    if not urgent or not may_lose:
+    affordable = []
+    for each in sealed:
+        is_worth = _is_worth(log, each)
+        fits = each.live_pages <= budget_pages or (urgent and not may_lose and is_worth)
+        if fits and each not in spared and (is_worth or (urgent and log.used_pages(each) > each.live_pages)):
+            affordable.append(each)
+    if affordable:
+        return Victim(max(affordable, key=lambda each: _benefit(log, each)), may_lose=False)
+    if not urgent or not may_lose or not sealed:
         return None
-    oldest = sorted(sealed, key=lambda each: each.sequence)[:OLDEST_COUNT]
-    return min(oldest, key=lambda each: _read_pages(log, each), default=None)
+    oldest = sealed[: max(1, min(OLDEST_COUNT_MAX, len(sealed) // OLDEST_SHARE))]
+    return Victim(min(oldest, key=lambda each: _read_pages(log, each)), may_lose=True)
 
 
 def _read_pages(log: Log, segment: Segment) -> int:
@@ -53,16 +70,16 @@ def _benefit(log: Log, segment: Segment) -> float:
     return (1 - live_share) * (log.sequence - segment.sequence + 1) / (1 + live_share)
 
 
-def choose_rewrites(log: Log, slots: Sequence[int], *, urgent: bool) -> list[int]:
-    """Which of a victim's live records are rewritten: those that were read while the budget lasts, then all others.
+def choose_rewrites(log: Log, slots: Sequence[int], *, may_lose: bool) -> list[int]:
+    """Which of a victim's live records are rewritten: all, or if it may lose some, those that were read first.
 
-    The others only while enough of the budget is left for what is read in the next victim. Damaged ones and
+    Those while the budget lasts, then all others. The others only while enough of the budget is left for what is read in the next victim. Damaged ones and
     those being dropped never are. A victim that is all live keeps half at most: something must go.
     """
     table = log.table
     worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
-    if not urgent:
-        return worthy  # nobody needs the room yet: a victim was chosen whose live records fit the budget
+    if not may_lose:
+        return worthy
     left_pages = log.budget.left_bytes // PAGE_BYTES
     segment = log.segments[table.place(slots[0])[0]] if slots else None
     if segment is not None and segment.live_pages >= log.used_pages(segment) and not _is_worth(log, segment):
