@@ -101,7 +101,9 @@ TRIALS = {
         shared_bucket, "two daemons on one bucket, one killed", {"blocks": 10_000, "kills": 10, "seed": 1}
     ),
     "endurance": Trial(
-        endurance, "a small SSD written many times over by coding sessions", {"records": 5_000, "times": 20}
+        endurance,
+        "a small SSD written many times over by coding sessions",
+        {"records": 5_000, "times": 20, "amplification": 8},
     ),
     "memories": Trial(memories, "hostile memories, and workers that read no reply", {"rounds": 200, "workers": 8}),
 }
