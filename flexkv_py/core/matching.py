@@ -139,3 +139,4 @@ def let_go(state: State, session: Session, lease: Lease) -> None:
     for block in lease.blocks:
         block.holds -= 1
         assert block.holds >= 0
+    state.touch_tail_first(lease.blocks)

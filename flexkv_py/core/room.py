@@ -21,7 +21,8 @@ VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
 CLEAN_PER_EVENT_MAX = 64
 RECORDS_PER_FULL = 2
-RESERVE_SHARE_MAX = 0.1
+RESERVE_SHARE, RESERVE_SHARE_MAX = 0.01, 0.1
+RESERVE_RECORDS = 16
 CLEAN_SHARE_MAX = 0.5
 
 
@@ -179,11 +180,14 @@ def _drop_ahead(state: State, ssd: Level) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
     copy = ssd.reclaimable.oldest or ssd.policy.coldest()
     if copy is not None:
-        burst = min(
-            state.config.demotions_in_flight_max * copy.block.index.record_bytes,
+        record_bytes = copy.block.index.record_bytes
+        burst_bytes = max(RESERVE_SHARE * ssd.capacity_bytes, RESERVE_RECORDS * record_bytes)
+        reserve = min(
+            RESERVE_SHARE_MAX * ssd.capacity_bytes,
+            burst_bytes,
+            state.config.demotions_in_flight_max * record_bytes,
             state.config.demotion_bytes_in_flight_max,
         )
-        reserve = min(RESERVE_SHARE_MAX * ssd.capacity_bytes, burst)
         _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
 from flexkv_py.core.budget import WriteBudget
@@ -173,6 +174,16 @@ class State:
             level = self.levels[copy.tier]
             level.take_out(copy)
             level.policy.add(copy)
+
+    def touch_tail_first(self, blocks: Sequence[Block]) -> None:
+        """A chain was used until now. Its head is needed by every longer chain, so it must stay longest: touched last.
+
+        What was made ready to go since it was used stays so: else cleaning ahead would never end.
+        """
+        for block in reversed(blocks):
+            for copy in block.copies() if block.linked else ():
+                if copy.queue is not self.levels[copy.tier].reclaimable:
+                    self.touch(copy)
 
     def new_transfer(self, transfer: Transfer) -> Transfer:
         self.transfers[transfer.id] = transfer

@@ -55,8 +55,9 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
     if session is not None:
         del session.tickets[ticket.id]
     _count(state, ticket, outcomes)
-    if ticket.kind is TicketKind.SAVE and Outcome.PRESENT in outcomes:
-        _touch_tail_first(state, ticket)
+    if ticket.kind is TicketKind.SAVE and ticket.index is not None:
+        found = (ticket.index.blocks.get(key) for key in ticket.keys)
+        state.touch_tail_first([block for block in found if block is not None])
     if not tell:
         return
     retry = state.config.retry_after_ns if Outcome.THROTTLED in outcomes else 0
@@ -95,14 +96,3 @@ def _count(state: State, ticket: Ticket, outcomes: list[Outcome]) -> None:
         for tier in set(ticket.tiers):
             if tier:
                 state.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))
-
-
-def _touch_tail_first(state: State, ticket: Ticket) -> None:
-    """The head of a chain is needed by every longer chain, so it must stay longest: touch it last."""
-    assert ticket.index is not None
-    blocks = ticket.index.blocks
-    for key in reversed(ticket.keys):
-        block = blocks.get(key)
-        if block is not None and block.linked:
-            for copy in block.copies():
-                state.touch(copy)

@@ -20,6 +20,7 @@ from flexkvd.cli.s3server import S3Server
 from .burst import burst
 from .damage import CUTS
 from .damaged_store import damage
+from .endurance import endurance
 from .garbage import garbage
 from .kill_daemon import kill_daemon
 from .kill_log import kill_log
@@ -98,6 +99,11 @@ TRIALS = {
     ),
     "shared-bucket": Trial(
         shared_bucket, "two daemons on one bucket, one killed", {"blocks": 10_000, "kills": 10, "seed": 1}
+    ),
+    "endurance": Trial(
+        endurance,
+        "a small SSD written many times over by coding sessions",
+        {"records": 5_000, "times": 20, "amplification": 8},
     ),
     "memories": Trial(memories, "hostile memories, and workers that read no reply", {"rounds": 200, "workers": 8}),
 }

@@ -24,7 +24,7 @@ from flexkv_tiers.diskio import DiskFuture, DiskIo, open_disk_io, settle
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
-from flexkv_tiers.ssd.format import PAGE_BYTES, Layout
+from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
 from flexkv_tiers.ssd.log import Log, Placed, Segment
 from flexkv_tiers.ssd.opening import adopt_segments
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
@@ -102,6 +102,7 @@ class SsdStore:
         self._recovering: DiskFuture[None] | None = None  # while `found` runs
         self._serving = False
         self._closing = asyncio.Lock()
+        self._placing = asyncio.Lock()
         self._running = 0  # moves that have not ended
         self._idle = asyncio.Event()  # set when the last of them ends
 
@@ -229,7 +230,13 @@ class SsdStore:
 
     async def _place(self, block: BlockName, chunks: Sequence[FrameSpan], pages: int) -> Placed:
         shape = tuple(chunk.length for chunk in chunks)
+        async with self._placing:  # in order of arrival: whoever waited for room takes it before who comes later
+            return await self._place_next(block, shape, pages)
+
+    async def _place_next(self, block: BlockName, shape: Shape, pages: int) -> Placed:
         for _ in range(PLACE_ATTEMPTS_MAX):
+            if not self._serving:
+                raise TierFault(Fault.DOWN, "the SSD tier was closed while a write waited for room")
             number = self._log.choose_disk(shape, pages, self._paused())
             active = self._log.disks[number].active
             if placed := self._log.place(number, block, shape, pages):
