@@ -50,7 +50,7 @@ class Books:
     def appeared(self, batch: FoundBatch) -> None:
         raise AssertionError(batch)
 
-    def lost(self, records: Sequence[LostRecord], reason: str) -> None:  # noqa: ARG002 - the listener's signature
+    def lost(self, records: Sequence[LostRecord], reason: str) -> None:
         for record in records:
             if self.owed.get(record.block) == record.location:
                 del self.owed[record.block]
