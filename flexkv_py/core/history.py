@@ -26,28 +26,34 @@ class History:
         self._buckets = BUCKETS_MIN
         self._prints = array("I", bytes(4 * BUCKETS_MIN * BUCKET_BLOCKS))
         self._uses = bytearray(BUCKETS_MIN * BUCKET_BLOCKS)
+        self._next = bytearray(BUCKETS_MIN)  # where in its bucket the next block goes: upon the oldest
 
     def remember(self, key: BlockKey, shard: int, uses: int, blocks_known: int) -> None:
         """A block left its last tier. The table doubles until it has two places per block that is known."""
         while self._buckets * BUCKET_BLOCKS < REMEMBERED_PER_BLOCK * blocks_known and self._buckets < BUCKETS_MAX:
             self._prints.extend(self._prints)  # each entry is then in both places it may belong to
             self._uses.extend(self._uses)
+            self._next.extend(self._next)
             self._buckets *= 2
-        first, fingerprint = self._place(key, shard)
-        end = first + BUCKET_BLOCKS
-        self._prints[first:end] = self._prints[first + 1 : end] + array("I", (fingerprint,))
-        self._uses[first:end] = self._uses[first + 1 : end] + bytes((min(uses, USES_MAX),))
+        bucket, fingerprint = self._place(key, shard)
+        at = bucket * BUCKET_BLOCKS + self._next[bucket]
+        self._prints[at] = fingerprint
+        self._uses[at] = min(uses, USES_MAX)
+        self._next[bucket] = (self._next[bucket] + 1) % BUCKET_BLOCKS
 
-    def uses(self, key: BlockKey, shard: int) -> int:
-        """Uses up to USES_MAX, 0 when none are remembered."""
-        first, fingerprint = self._place(key, shard)
-        bucket = self._prints[first : first + BUCKET_BLOCKS]
-        if fingerprint not in bucket:
+    def recall(self, key: BlockKey, shard: int) -> int:
+        """Uses up to USES_MAX, 0 when none are remembered; they are forgotten here: the block is known again."""
+        bucket, fingerprint = self._place(key, shard)
+        first = bucket * BUCKET_BLOCKS
+        prints = self._prints[first : first + BUCKET_BLOCKS]
+        if fingerprint not in prints:
             return 0
-        newest = BUCKET_BLOCKS - 1 - bucket[::-1].index(fingerprint)
-        return self._uses[first + newest]
+        at = first + prints.index(fingerprint)
+        uses, self._uses[at] = self._uses[at], 0
+        self._prints[at] = 0
+        return uses
 
     def _place(self, key: BlockKey, shard: int) -> tuple[int, int]:
-        """Where the key's bucket begins, and its fingerprint; keys are hashes already."""
-        bucket = (int.from_bytes(key[:4], "little") + shard) & (self._buckets - 1)
-        return bucket * BUCKET_BLOCKS, int.from_bytes(key[4:8], "little")
+        """The key's bucket and its fingerprint; keys are hashes already."""
+        number = int.from_bytes(key[:8], "little")
+        return (number + shard) & (self._buckets - 1), number >> 32

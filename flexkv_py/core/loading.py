@@ -187,7 +187,7 @@ def load_heard(state: State, transfer: Transfer, *, ok: bool, why: str = "") -> 
     if not ok:
         transfer.failed = True
         ticket.detail = why
-        settle_key(state, ticket, transfer.position, Outcome.FAILED)
+        _settle_failed(state, transfer, ticket)
     elif transfer.todo & ~transfer.handed:  # a save's chunks become readable all at once
         copy_chunks(state, transfer, transfer.todo & ~transfer.handed)
     if transfer.running == 0:
@@ -206,9 +206,15 @@ def on_load_copied(state: State, transfer: Transfer, result: TransferResult) -> 
         transfer.failed = True
         ticket.detail = result.detail or ticket.detail
         state.count("faults", f"worker_{result.fault.value}")
-        settle_key(state, ticket, transfer.position, Outcome.FAILED)
+    _settle_failed(state, transfer, ticket)
     if transfer.running == 0 and transfer.copy.state is not CopyState.FILLING:
         _end_load(state, transfer)
+
+
+def _settle_failed(state: State, transfer: Transfer, ticket: Ticket) -> None:
+    """A failed block is told when no copy of it runs: who hears of the end may use its pages again."""
+    if transfer.failed and transfer.running == 0:
+        settle_key(state, ticket, transfer.position, Outcome.FAILED)
 
 
 def _end_load(state: State, transfer: Transfer) -> None:

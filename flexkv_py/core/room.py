@@ -40,35 +40,32 @@ def take_frames(state: State, index: Index) -> bytes | None:
         frames = state.frames.take(pages, count)
         if frames is not None:
             return frames
-        victim = _victim(state, state.dram)
+        victim = _evict_one(state, state.dram)
         if victim is None:
             break
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
-        evict_as_judged(state, victim, judge(state, victim))
     return None
 
 
-def evict_as_judged(state: State, copy: Copy, verdict: Verdict) -> None:
-    """Evict, with the reason for its story; what admission refused is counted by the rule that did."""
-    evict(state, copy, explain(state, copy, verdict))
-    for rule in refusals(state, copy) if verdict is Verdict.REFUSED else ():
-        state.count("refused_admissions", rule)
-
-
-def _victim(state: State, level: Level) -> Copy | None:
-    """The tier's coldest copy that may go; what must be written first is set on its way down."""
+def _evict_one(state: State, level: Level) -> Copy | None:
+    """Evict the tier's coldest copy that may go, and say which; what must be written first is set on its way down."""
     for _ in range(VICTIM_SCAN_MAX):
         copy = level.reclaimable.oldest or level.policy.coldest()
         if copy is None:
             return None
         verdict = judge(state, copy)
-        if verdict.may_go:
-            return copy
         if verdict is Verdict.HELD:
             state.touch(copy)  # out of the way of the scan until its lease ends
-        elif not _send_down(state, copy):
-            return None
+        elif verdict is Verdict.WRITE:
+            if not _send_down(state, copy):
+                return None
+        else:
+            if verdict is Verdict.REFUSED:
+                for rule in refusals(state, copy):
+                    state.count("refused_admissions", rule)
+            evict(state, copy, explain(state, copy, verdict))
+            return copy
     return None
 
 
@@ -118,10 +115,8 @@ def _drop_until(state: State, level: Level, target_bytes: int) -> None:
     for _ in range(VICTIM_SCAN_MAX):
         if level.used_bytes - level.dropping_bytes <= target_bytes:
             return
-        victim = _victim(state, level)
-        if victim is None:
+        if _evict_one(state, level) is None:
             return
-        evict_as_judged(state, victim, judge(state, victim))
 
 
 def make_room_after_fault(state: State, level: Level, index: Index) -> None:

@@ -70,7 +70,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         return True
     if block is None:
         block = index.blocks.get(key) or index.add(key, parent)
-        block.uses = block.uses or state.history.uses(key, index.shard)
+        block.uses = block.uses or state.history.recall(key, index.shard)
     copy = fill_dram(block, frames)
     block.rule = _rule(ticket.hints)
     transfer = Transfer(state.next_transfer_id(), TransferKind.SAVE, block, copy, None, ticket, position)

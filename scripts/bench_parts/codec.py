@@ -69,7 +69,7 @@ class Way:
 def rows() -> list[dict[str, Any]]:
     """Each codec on each kind of bytes, beside the bare library where it is the right one."""
     result = []
-    for kind, raw in _kinds().items():
+    for kind, raw in kinds().items():
         ways = {codec.name.lower(): _ours(raw, codec) for codec in CANDIDATES}
         bare = {"lz4": _bare_lz4(raw), "zstd": _bare_zstd(raw)}
         for _ in range(TURNS):
@@ -125,7 +125,7 @@ def _chosen(kind: str, raw: memoryview, ways: dict[str, Way]) -> dict[str, Any]:
     return row(f"codec: {kind}, auto takes {name}, ratio", ways[name].ratio if name in ways else 1.0, "×")
 
 
-def _kinds() -> dict[str, memoryview]:
+def kinds() -> dict[str, memoryview]:
     """Bytes as KV caches have them, and the extremes. Normal values, channels of unequal size."""
     chance = np.random.default_rng(1)
     channels = np.exp(chance.standard_normal(128) * 0.7).astype(np.float32)

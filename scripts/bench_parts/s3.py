@@ -59,7 +59,15 @@ class Worker:
     """A client process under test."""
 
     def __init__(self, client: str, url: str, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "scripts.bench_parts.s3_clients", client, url, "bench", client]
+        command = [
+            sys.executable,
+            "-m",
+            "scripts.bench_parts.s3_clients",
+            client,
+            url,
+            "bench",
+            client.replace(", ", "-").replace(" ", "-"),
+        ]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
@@ -84,7 +92,7 @@ class Worker:
 
 def rows() -> list[dict[str, Any]]:
     """Every size and direction against both servers, then the socket's latency beside S3 at full speed."""
-    clients = ["ours", "boto3", *(["obstore"] if importlib.util.find_spec("obstore") else [])]
+    clients = ["ours", "ours, codec auto", "boto3", *(["obstore"] if importlib.util.find_spec("obstore") else [])]
     found = []
     with tempfile.TemporaryDirectory(prefix="flexkv-bench-") as folder:
         with NullS3() as null:

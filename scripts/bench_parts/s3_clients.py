@@ -23,6 +23,8 @@ from flexkv_py.core.messages import BlockName
 from flexkv_py.keys import ROOT, NamespaceDigest, key_of_hash
 from flexkv_tiers.base import FrameSpan
 from flexkv_tiers.codec import HEADER_BYTES, chunk_checksum
+from flexkv_tiers.codec.plan import Section
+from flexkv_tiers.codec.pool import CodecPool, TierCodec
 from flexkv_tiers.memory import Arena
 
 CONNECTIONS = 4
@@ -49,18 +51,26 @@ class Ours:
             bucket, prefix, endpoint_url=endpoint_url, threads=CONNECTIONS + 2, sign_payload=False, pack_bytes=0
         )
         self._arena = Arena(ARENA_BYTES, 1, huge_pages=False)
-        self._arena.view(0, ARENA_BYTES)[:] = os.urandom(1 << 20) * (ARENA_BYTES >> 20)
-        self._store = S3Store(config, self._arena)
+        self._arena.view(0, ARENA_BYTES)[:] = self._data() * (ARENA_BYTES // len(self._data()))
         self._loop = asyncio.new_event_loop()
+        self._codec = self._loop.run_until_complete(self._start_codec())
+        self._store = S3Store(config, self._arena, codec=self._codec)
         self._loop.run_until_complete(self._store.start())
-        self._space = NamespaceDigest(os.urandom(32))
+        self._secret = os.urandom(28)
         self._puts = 0
+
+    def _data(self) -> bytes:
+        return os.urandom(1 << 20)
+
+    async def _start_codec(self) -> TierCodec | None:
+        return None
 
     def put(self, object_bytes: int, count: int, *, keep: bool) -> list[float]:
         self._puts += not keep
         name = f"{object_bytes} {'' if keep else self._puts}"
         return self._run(
-            count, lambda number, turn: self._write(number, self._block(turn, name, keep=keep), object_bytes)
+            count,
+            lambda number, turn: self._write(number, self._block(turn, name, object_bytes, keep=keep), object_bytes),
         )
 
     def get(self, object_bytes: int, count: int) -> list[float]:
@@ -68,6 +78,8 @@ class Ours:
 
     async def _write(self, number: int, block: BlockName, object_bytes: int) -> None:
         spans = self._spans(number, *_cut(object_bytes))
+        if self._codec is not None:
+            self._codec.introduce(block.namespace, tuple((Section(span.length, 2, "kv"),) for span in spans))
         for at, span in enumerate(spans):  # as a save does, once in a block's life
             checksum = chunk_checksum(block.key, at, self._arena.view(span.frame, span.length))
             self._arena.set_checksum(span.frame, checksum)
@@ -75,7 +87,8 @@ class Ours:
 
     async def _read(self, number: int, object_bytes: int) -> None:
         spans = self._spans(number, *_cut(object_bytes))
-        async with aclosing(self._store.read(self._block(number, f"{object_bytes} ", keep=True), 0, spans)) as landed:
+        block = self._block(number, f"{object_bytes} ", object_bytes, keep=True)
+        async with aclosing(self._store.read(block, 0, spans)) as landed:
             async for _ in landed:
                 pass
 
@@ -98,8 +111,25 @@ class Ours:
         first = number * (ARENA_BYTES // CONNECTIONS // 4096)
         return [FrameSpan(first + at * (chunk_bytes // 4096), chunk_bytes) for at in range(chunks)]
 
-    def _block(self, turn: int, name: str, *, keep: bool) -> BlockName:
-        return BlockName(self._space, int(keep), key_of_hash(self._space, ROOT, f"{turn} {name}".encode()), ROOT)
+    def _block(self, turn: int, name: str, object_bytes: int, *, keep: bool) -> BlockName:
+        space = NamespaceDigest(self._secret + object_bytes.to_bytes(4, "little"))
+        return BlockName(space, int(keep), key_of_hash(space, ROOT, f"{turn} {name}".encode()), ROOT)
+
+
+class OursAuto(Ours):
+    """The same with the default codec, on numbers such as models have, introduced as what they are."""
+
+    def _data(self) -> bytes:
+        from scripts.bench_parts.codec import kinds  # noqa: PLC0415 - brings numpy
+
+        return bytes(kinds()["bf16"][: 2 << 20])
+
+    async def _start_codec(self) -> TierCodec | None:
+        from flexkv_tiers.codec.choice import CodecChooser  # noqa: PLC0415
+
+        pool = CodecPool(self._arena, processes=1, scratch_bytes=ARENA_BYTES, timeout_s=30.0)
+        await pool.start()
+        return TierCodec(pool, CodecChooser("auto"))
 
 
 class Threads(ABC):
@@ -199,7 +229,12 @@ class Obstore(Threads):
         assert len(data) == object_bytes + HEADER_BYTES
 
 
-CLIENTS: dict[str, Callable[[str, str, str], Runs]] = {"ours": Ours, "boto3": Boto3, "obstore": Obstore}
+CLIENTS: dict[str, Callable[[str, str, str], Runs]] = {
+    "ours": Ours,
+    "ours, codec auto": OursAuto,
+    "boto3": Boto3,
+    "obstore": Obstore,
+}
 
 
 def _cut(object_bytes: int) -> tuple[int, int]:

@@ -103,7 +103,7 @@ def misses(policy: Policy, references: list[int], room: int) -> int:
                 history.remember(victim.block.key, 0, victim.block.uses, room)
             key = BlockKey(hashlib.sha256(number.to_bytes(8, "little")).digest()[:16])
             block = Block(key, BlockKey(number.to_bytes(16, "little")), index)
-            block.uses = history.uses(key, 0)
+            block.uses = history.recall(key, 0)
             copy = cached[number] = Copy(block, Tier.DRAM, b"")
         copy.block.uses += 1
         policy.add(copy)
@@ -180,9 +180,9 @@ def test_the_history_forgets_the_oldest_first():
     keys = [BlockKey(hashlib.sha256(bytes([at % 256, at // 256])).digest()[:16]) for at in range(8_000)]
     for at, key in enumerate(keys):
         history.remember(key, 0, 1 + at % 9, 1000)
-    assert [history.uses(key, 0) for key in keys[-500:]] == [1 + at % 9 for at in range(7_500, 8_000)]
-    assert not any(history.uses(key, 0) for key in keys[:1_000])
-    assert not history.uses(keys[-1], 1), "another shard's block is another block"
+    assert [history.recall(key, 0) for key in keys[-500:]] == [1 + at % 9 for at in range(7_500, 8_000)]
+    assert not any(history.recall(key, 0) for key in keys[:1_000])
+    assert not history.recall(keys[-1], 1), "another shard's block is another block"
 
 
 def test_the_history_grows_and_forgets_nothing_by_it():
@@ -192,4 +192,4 @@ def test_the_history_grows_and_forgets_nothing_by_it():
     for key in keys:
         history.remember(key, 0, 3, 100)
     history.remember(BlockKey(b"x" * 16), 0, 1, 100_000)
-    assert [history.uses(key, 0) for key in keys] == [3] * 100
+    assert [history.recall(key, 0) for key in keys] == [3] * 100

@@ -6,6 +6,7 @@ from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.messages import (
     BlockName,
     BlocksFound,
+    ChunkLanded,
     Fault,
     FlushAsked,
     FoundBlock,
@@ -21,6 +22,8 @@ from flexkv_py.core.messages import (
     TicketFinished,
     Tier,
     TimePassed,
+    TransferResult,
+    TransfersFinished,
 )
 from flexkv_py.keys import ROOT
 from tests.core.conftest import CHUNKS, NAMESPACE, chain
@@ -303,3 +306,18 @@ def test_a_record_let_go_of_while_it_is_read_goes_with_its_last_reader(benches):
     bench.settle()
     assert bench.outcomes(ticket) == [Outcome.FAILED]
     assert bench.planner.state.levels[Tier.SSD].used_bytes == 0
+
+
+def test_a_block_that_fails_in_mid_copy_is_told_when_the_copy_has_ended(benches):
+    """Its second chunk cannot be read while its first is copied: until that ends the worker's pages are not its own."""
+    bench = benches(**TWO)
+    bench.post(BlocksFound(Tier.SSD, NAMESPACE, 0, RECORD_BYTES, found(chain(1), 7), 0))
+    ticket = bench.load(chain(1))
+    [move] = bench.moves(MoveKind.PROMOTE)
+    [copies] = bench.post(ChunkLanded(move.transfer, 0, 0))
+    bench.finish(move.transfer, Fault.CORRUPT)
+    assert not [told for told in bench.told if isinstance(told, TicketFinished)]
+    bench.post(TransfersFinished([TransferResult(copies.blocks[0].transfer, chunks=1)], 0))
+    del bench.running[copies.blocks[0].transfer]
+    bench.settle()
+    assert bench.outcomes(ticket) == [Outcome.FAILED]

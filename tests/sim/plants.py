@@ -6,9 +6,6 @@ Each resembles what a real cache got wrong once. `scripts/simulate --plant NAME`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
@@ -23,43 +20,10 @@ from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
 from tests.sim.executor import Executor
-
-
-@dataclass(frozen=True)
-class Plant:
-    """One bug: what is wrong, and how to put it there for a while."""
-
-    about: str
-    places: tuple[tuple[Any, str], ...]
-    make: Callable[[Any], Any]
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        """The bug is there inside the `with`."""
-        owner, name = self.places[0]
-        right = getattr(owner, name)
-        wrong = self.make(right)
-        before = [(place, attribute, vars(place)[attribute]) for place, attribute in self.places]
-        try:
-            for place, attribute in self.places:
-                setattr(place, attribute, wrong)
-            yield
-        finally:
-            for place, attribute, was in before:
-                setattr(place, attribute, was)
-
+from tests.sim.plant import Plant, planter
 
 PLANTS: dict[str, Plant] = {}
-
-
-def _plant(about: str, *places: tuple[Any, str]) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Registers the decorated maker of a wrong function under its own name."""
-
-    def register(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        PLANTS[make.__name__.strip("_").replace("_", "-")] = Plant(about, places, make)
-        return make
-
-    return register
+_plant = planter(PLANTS)
 
 
 # ------------------------------------------------- the five of the style guide

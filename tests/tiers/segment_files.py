@@ -60,22 +60,26 @@ def regions(path: Path) -> dict[str, Place]:
 def records(directory: Path) -> Iterator[tuple[BlockName, Place]]:
     """Every record that is not dropped, segment by segment in order of place."""
     for found in segments(directory):
-        path = segment_path(directory, found.number)
-        raw = memoryview(path.read_bytes())
-        header = parse_segment_header(raw[:PAGE_BYTES])
-        if header.sequence == FREE:
+        yield from records_of(segment_path(directory, found.number))
+
+
+def records_of(path: Path) -> Iterator[tuple[BlockName, Place]]:
+    """Those of one segment. Raises TierFault when its header or dead map is damaged."""
+    raw = memoryview(path.read_bytes())
+    header = parse_segment_header(raw[:PAGE_BYTES])
+    if header.sequence == FREE:
+        return
+    layout = Layout(header.segment_bytes)
+    dead = DeadMap(layout.map_count)
+    for number in range(layout.map_count):
+        at = (1 + 2 * number) * PAGE_BYTES
+        dead.load(number, raw[at : at + 2 * PAGE_BYTES], header.salt)
+    for page in range(layout.first_page, min(layout.trailer_page, len(raw) // PAGE_BYTES)):
+        head = raw[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+        if head[:8] != HEADER_MAGIC or dead.is_dead(page):
             continue
-        layout = Layout(header.segment_bytes)
-        dead = DeadMap(layout.map_count)
-        for number in range(layout.map_count):
-            at = (1 + 2 * number) * PAGE_BYTES
-            dead.load(number, raw[at : at + 2 * PAGE_BYTES], header.salt)
-        for page in range(layout.first_page, min(layout.trailer_page, len(raw) // PAGE_BYTES)):
-            head = raw[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
-            if head[:8] != HEADER_MAGIC or dead.is_dead(page):
-                continue
-            try:
-                record = parse_header(head, header.salt)
-            except TierFault:
-                continue
-            yield record.block, Place(path, page * PAGE_BYTES, record.record_bytes)
+        try:
+            record = parse_header(head, header.salt)
+        except TierFault:
+            continue
+        yield record.block, Place(path, page * PAGE_BYTES, record.record_bytes)

@@ -104,6 +104,8 @@ def test_deletes_gather_while_a_batch_runs():
             await asyncio.sleep(0.01)
             if "bad" in names:
                 raise TierFault(Fault.IO, "refused")
+            if "bug" in names:
+                raise RuntimeError("in the byte worker")
 
         batches = DeleteBatches(send)
         first = asyncio.create_task(batches.delete("first"))
@@ -113,6 +115,8 @@ def test_deletes_gather_while_a_batch_runs():
         assert [len(names) for names in sent] == [1, DELETE_COUNT_MAX, 1]
         with pytest.raises(TierFault):
             await asyncio.gather(batches.delete("bad"), batches.delete("bad"))
+        with pytest.raises(RuntimeError):
+            await batches.delete("bug")
         await batches.delete("good")
         await batches.settled()
 

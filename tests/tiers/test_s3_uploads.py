@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.child import Call
 from flexkv_tiers.s3 import S3Store
@@ -16,7 +17,7 @@ from flexkv_tiers.s3.names import object_name
 from flexkv_tiers.s3.objects import Objects
 from scripts.bench_parts.null_s3 import NullS3
 from tests.s3proxy import FaultProxy, Faults
-from tests.tiers.contract import assert_readable, block
+from tests.tiers.contract import assert_readable, block, fault_of_read
 from tests.tiers.s3_backing import patient, shared_server
 
 MIB = 1 << 20
@@ -110,13 +111,16 @@ def put_of(frames, config, number, lengths=(4096,)):
 def test_what_is_present_is_not_sent_again(frames, config, bucket):
     """The second upload of an object is answered without its bytes; one with another header replaces it."""
     objects, put = Objects(config, frames.arena), put_of(frames, config, 1, (MIB,))
-    assert ask(objects, put) == [Stored(present=False)]
-    assert ask(objects, put) == [Stored(present=True)]
+    stored, present = (Stored(here, 4096 + MIB) for here in (False, True))
+    assert ask(objects, put) == [stored]
+    assert ask(objects, put) == [present]
+    assert ask(objects, msgspec.structs.replace(put, replace=True)) == [stored]
     other = Put(put.name, b"x" * 4096, put.spans)
-    assert ask(objects, other) == [Stored(present=False)]
-    half = bucket.get_object(Bucket=config.bucket, Key=put.name)["Body"].read()[:4096]
-    bucket.put_object(Bucket=config.bucket, Key=put.name, Body=half)
-    assert ask(objects, other) == [Stored(present=False)]
+    assert ask(objects, other) == [stored]
+    header = bucket.get_object(Bucket=config.bucket, Key=put.name)["Body"].read()[:4096]
+    for part in (header, header[:100]):
+        bucket.put_object(Bucket=config.bucket, Key=put.name, Body=part)
+        assert ask(objects, other) == [stored]
     assert bucket.head_object(Bucket=config.bucket, Key=put.name)["ContentLength"] == 4096 + MIB
     objects.close()
 
@@ -127,10 +131,28 @@ def test_a_condition_that_is_not_honoured_costs_a_second_request(frames, config,
     with FaultProxy(shared_server().endpoint_url) as proxy:
         objects = Objects(replace(config, endpoint_url=proxy.endpoint_url), frames.arena)
         proxy.set(Faults(conditions=status))
-        assert ask(objects, put_of(frames, config, 2)) == [Stored(present=False)]
-        assert ask(objects, put_of(frames, config, 3)) == [Stored(present=False)]
+        assert ask(objects, put_of(frames, config, 2)) == [Stored(present=False, object_bytes=8192)]
+        assert ask(objects, put_of(frames, config, 3)) == [Stored(present=False, object_bytes=8192)]
         assert proxy.set(Faults()) == (1 if status == 501 else 2)
         objects.close()
+
+
+def test_what_was_read_as_damaged_is_replaced(frames, config, bucket):
+    """A header that is whole does not save a block whose chunks are not: saved again, the block is readable again."""
+    name = object_name(config.prefix, block(1))
+
+    async def scene(store):
+        await store.write(block(1), frames.fill(block(1), (MIB,)))
+        whole = bucket.get_object(Bucket=config.bucket, Key=name)["Body"].read()
+        bucket.put_object(Bucket=config.bucket, Key=name, Body=whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert await fault_of_read(store, frames, block(1), 0, (MIB,)) is Fault.CORRUPT
+        await store.drop(block(1), 0)  # a guest only forgets
+        await store.write(block(1), frames.fill(block(1), (MIB,)))
+        await assert_readable(store, frames, block(1), 0, (MIB,))
+        await store.write(block(1), frames.fill(block(1), (MIB,)))
+        assert store.status()["uploads_present"] == 1
+
+    run(replace(config, owner=False), frames, scene)
 
 
 def test_a_server_that_ignores_conditions_gets_the_object_again(frames, config, monkeypatch):

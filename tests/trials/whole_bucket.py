@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flexkv_py.core.messages import BlockName
-from flexkv_tiers.codec import HEADER_BYTES, chunk_checksum, parse_header
+from flexkv_tiers.codec import HEADER_BYTES, parse_header
+from flexkv_tiers.codec.record import check_stored, decode_into
 from flexkv_tiers.s3.names import DropMarks, PackName, listing_prefix, parse_object_name, parse_pack_name
 from flexkv_tiers.s3.packs import Pack, check_index, index_bytes
 from flexkvd.cli.s3server import S3Server
@@ -54,5 +55,6 @@ def _verify_record(block: BlockName, raw: bytes) -> None:
     assert header.matches(block)
     assert header.record_bytes == len(raw)
     for number, chunk in enumerate(header.chunks):
-        data = raw[chunk.offset : chunk.offset + chunk.length]
-        assert chunk_checksum(block.key, number, data) == chunk.checksum, f"chunk {number} of {block.key.hex()}"
+        stored = memoryview(raw)[chunk.offset : chunk.offset + chunk.room_bytes]
+        check_stored(block.key, number, chunk, stored)
+        decode_into(memoryview(bytearray(chunk.raw_bytes)), block.key, number, chunk, stored)

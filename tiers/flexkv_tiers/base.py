@@ -56,7 +56,8 @@ class StoreListener(Protocol):
         """These records are gone: their locations are stale from here on, a read of one is MISSING.
 
         Told before anything else can happen, or a save could be acknowledged for what is gone; and never of a
-        record that is being read, whose write has yet to return, or which `found` has yet to tell.
+        record whose write has yet to return, or which `found` has yet to tell. A read that is under way gets
+        all its bytes all the same.
         """
         ...
 

@@ -58,6 +58,7 @@ class Duel:
     def __init__(self) -> None:
         self._begin()
         self._halvings = 0  # one key in 2**halvings is sampled
+        self._mask = 0
         self._references = 0
         self._blocks_max = 0  # the room, as far as it was seen filled since the last round but one
 
@@ -65,14 +66,18 @@ class Duel:
         self.minis = [Miniature(share) for share in SHARES]
         self.best = self.minis[0]
 
+    def samples(self, key: BlockKey) -> bool:
+        """Whether references to this key count. Most are told by one byte of it."""
+        mask = self._mask
+        return not key[-1] & mask and not int.from_bytes(key[-4:], "big") & mask
+
     def refer(self, block: Block, *, fresh: bool, count: int) -> None:
-        """A block was used; `fresh` when it was not in the tier before. The order holds `count` copies."""
+        """A sampled block was used; `fresh` when it was not in the tier before. The order holds `count` copies."""
         key = block.key
-        if not self._sampled(key):
-            return
         self._blocks_max = max(self._blocks_max, count)
         while self._blocks_max >> self._halvings > SAMPLE_MAX:
             self._halvings += 1
+            self._mask = (1 << self._halvings) - 1
             self._begin()  # what was seen of the larger sample would count double
         counts = fresh or self.minis[0].uses(key) != block.uses
         capacity = max(1, self._blocks_max >> self._halvings)
@@ -81,9 +86,6 @@ class Duel:
         self._references += counts
         if self._references >= REFERENCES_PER_ROUND:
             self._end_round()
-
-    def _sampled(self, key: BlockKey) -> bool:
-        return not int.from_bytes(key[-4:], "little") & ((1 << self._halvings) - 1)
 
     def _end_round(self) -> None:
         floor, best = self.minis[0], min(self.minis, key=lambda mini: mini.misses)
@@ -106,13 +108,14 @@ class Adaptive(TwoLists):
         self._adds = 0
 
     def add(self, copy: Copy) -> None:
-        fresh = not copy.mark
+        block, fresh = copy.block, not copy.mark
         self._adds += 1
         if self._adds % ADDS_PER_STAMP == 0:
             self._stamp += 1
         copy.mark = self._stamp
-        super().add(copy)
-        self._duel.refer(copy.block, fresh=fresh, count=self.count)
+        (self.again if block.uses >= USES_OF_AGAIN_MIN else self.once).push_newest(copy)
+        if self._duel.samples(block.key):
+            self._duel.refer(block, fresh=fresh, count=self.count)
 
     def coldest(self) -> Copy | None:
         if self.cold.oldest is not None:

@@ -77,9 +77,12 @@ class ByteWorker:
         return self._child.process.pid if self._child is not None else None
 
     async def start(self) -> None:
+        """Return when the first child is there. After `close`, also one that came meanwhile, there is none."""
         assert self._supervisor is None
-        await self._spawn()
-        self._supervisor = asyncio.create_task(self._supervise())
+        if not self._closing.is_set():
+            first = asyncio.create_task(self._spawn())  # a start that is cancelled leaves a child, which `close` ends
+            self._supervisor = asyncio.create_task(self._supervise(first))
+            await asyncio.shield(first)
 
     async def close(self) -> None:
         """Kill the child and wait until it is reaped; what ran in it fails. Idempotent."""
@@ -156,13 +159,13 @@ class ByteWorker:
             raise TierFault(Fault.DOWN, f"{self._module} is closed")
         return self._child
 
-    async def _supervise(self) -> None:
+    async def _supervise(self, spawning: asyncio.Task[_Child]) -> None:
         loop = asyncio.get_running_loop()
         short_lives = 0
-        while not self._closing.is_set():
+        while True:
             born = loop.time()
             try:
-                child = self._child or await self._spawn()
+                child = await spawning
                 await child.gone
             except Exception as error:  # no process to be had, or one that talks nonsense
                 loop.call_exception_handler({"message": f"byte worker {self._module}", "exception": error})
@@ -171,6 +174,9 @@ class ByteWorker:
             short_lives = short_lives + 1 if loop.time() - born < _STABLE_LIFE_S else 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), respawn_delay_s(short_lives))
+            if self._closing.is_set():
+                return
+            spawning = asyncio.create_task(self._spawn())
 
     async def _spawn(self) -> _Child:
         self._child = await _Child.spawn(self._module, self._opening)

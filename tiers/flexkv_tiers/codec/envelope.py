@@ -111,6 +111,11 @@ class Header:
         """Whether this record holds exactly that block: same namespace, shard, key and parent."""
         return self.block == block
 
+    def is_like(self, other: Header) -> bool:
+        """Whether both records read back the same, however each is compressed."""
+        contents = [[(entry.raw_bytes, entry.checksum) for entry in each.chunks] for each in (self, other)]
+        return self.block == other.block and contents[0] == contents[1]
+
 
 def pack_header(
     block: BlockName,

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 
@@ -57,7 +57,6 @@ class Bucket:
     ) -> None:
         """`segment_fds`: what the byte workers map, the arena first."""
         self.counts = Counter(dict.fromkeys(_COUNTED, 0))
-        self.closed = False
         self._config = config
         self._listener = listener
         self._health = Health(config.retry_count_max)
@@ -78,7 +77,12 @@ class Bucket:
         self._prober: asyncio.Task[None] | None = None  # runs while the breaker is open
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
+        self._closing = asyncio.Event()
         self._deletes = DeleteBatches(self._delete)
+
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
 
     async def start(self) -> None:
         for worker in self._workers:
@@ -90,7 +94,8 @@ class Bucket:
             raise start_error(failure, self._config.place)
 
     async def close(self) -> None:
-        self.closed = True
+        """End whatever waits for the bucket: it fails with DOWN, in this life and later."""
+        self._closing.set()
         self._came_back.set()  # a listing that waits out an outage ends too
         prober = self._prober
         if prober is not None:
@@ -125,7 +130,7 @@ class Bucket:
             except TierFault:
                 if self.closed:
                     raise
-                await asyncio.sleep(PAUSE_S)
+                await self._pause(PAUSE_S)
 
     async def ask_again(self, request: Request) -> Reply | None:
         """One operation, whenever the bucket is ready for it: outages are waited out.
@@ -139,7 +144,7 @@ class Bucket:
             except TierFault as fault:
                 if self.closed or fault.fault in (Fault.MISSING, Fault.CORRUPT):
                     raise
-                await asyncio.sleep(PAUSE_S)
+                await self._pause(PAUSE_S)
 
     async def ask(self, request: Callable[[], Request]) -> Reply | None:
         """One operation that has at most one reply."""
@@ -156,6 +161,8 @@ class Bucket:
         deadline = loop.time() + self._config.operation_timeout_s
         retries = 0
         while True:
+            if self.closed:
+                raise self._closed()
             if not self._health.up:
                 raise TierFault(Fault.DOWN, f"{self._config.place} is down since: {self._health.down_because}")
             failure: Failed | None = None
@@ -177,7 +184,7 @@ class Bucket:
                 raise tier_fault(failure)
             retries += 1
             self.counts["retries"] += 1
-            await asyncio.sleep(delay)
+            await self._pause(delay)
 
     async def _pace(self, deadline: float, *, urgent: bool) -> None:
         """Wait as long as the server's limits ask for. Raises TierFault."""
@@ -187,7 +194,17 @@ class Bucket:
             raise TierFault(Fault.LATE, f"{self._config.place} takes fewer requests than there are, by its 503 answers")
         if delay:
             self.counts["paced"] += 1
-            await asyncio.sleep(delay)
+            await self._pause(delay)
+
+    async def _pause(self, delay_s: float) -> None:
+        """Sleep, but not beyond the end of the store. Raises TierFault then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._closing.wait()
+            raise self._closed()
+
+    def _closed(self) -> TierFault:
+        return TierFault(Fault.DOWN, f"the store of {self._config.place} is closed")
 
     @staticmethod
     def _now_s() -> float:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3.messages import DELETE_COUNT_MAX
 
 
 class DeleteBatches:
-    """`send` deletes up to DELETE_COUNT_MAX names at once; a TierFault of it fails the whole batch."""
+    """`send` deletes up to DELETE_COUNT_MAX names at once; what it raises fails the whole batch."""
 
     def __init__(self, send: Callable[[list[str]], Awaitable[object]]) -> None:
         self._send = send
@@ -41,9 +40,9 @@ class DeleteBatches:
             batch = [self._waiting.pop(name) for name in names]
             try:
                 await self._send(names)
-            except TierFault as fault:
+            except Exception as error:  # whatever it is, everybody who waits is told
                 for done in batch:
-                    done.set_exception(fault)
+                    done.set_exception(error)
                     done.exception()  # a caller that was cancelled never looks at it
             else:
                 for done in batch:

@@ -40,14 +40,15 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Store a record: this header, then these chunks. One that is there already may stay.
+    """Store a record: this header, then these chunks. A good one that is there already may stay, unless `replace`.
 
-    Without either: an empty object whose name says all.
+    Without header and chunks: an empty object whose name says all.
     """
 
     name: str
     header: bytes
     spans: list[Span]
+    replace: bool = False
 
 
 class BeginUpload(msgspec.Struct, frozen=True, tag=True):
@@ -154,9 +155,10 @@ class Landed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stored(msgspec.Struct, frozen=True, tag=True):
-    """The object is there; `present`: it was before, and its bytes were not sent."""
+    """The object is there and takes `object_bytes`; `present`: it was there before, and ours was not sent."""
 
     present: bool
+    object_bytes: int
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):

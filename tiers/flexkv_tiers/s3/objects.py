@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import chain
 from urllib.parse import quote
 
@@ -111,7 +111,8 @@ class Objects:
                     answer.fill(memoryview(raw))
                 yield Index(bytes(raw))
             case Put():
-                yield self._put(request.name, self._views(request.header, request.spans), call)
+                views = self._views(request.header, request.spans)
+                yield self._put(request.name, views, call, replace=request.replace)
             case PutPack():
                 parts = chain.from_iterable(self._views(part.header, part.spans) for part in request.parts)
                 yield self._put(request.name, [memoryview(request.index), *parts], call)
@@ -134,34 +135,41 @@ class Objects:
 
     # -------------------------------------------------------------- uploads
 
-    def _put(self, name: str, parts: list[memoryview], call: Call) -> Stored:
+    def _put(self, name: str, parts: list[memoryview], call: Call, *, replace: bool = False) -> Stored:
         """Store these parts as one object, unless it is there already; the first is its header or index."""
         body = _Body(parts)
+        stored = Stored(present=False, object_bytes=len(body))
         headers = self._upload_headers(len(body))
-        condition = {"If-None-Match": "*"} if self._skips_present and len(body) else {}
+        condition = {"If-None-Match": "*"} if self._skips_present and len(body) and not replace else {}
         with self._exchange("PUT", name, headers | condition, body, call) as answer:
             status, said = answer.status, _said(answer)
             if status < 300:
-                return Stored(present=False)
+                return stored
             if status not in (409, 412, 501) or not condition:
                 raise _refusal(answer, said)
             self._skips_present = status != 501
         # 412: it is there, perhaps something else. 409: two of us at once. 501: no such condition here.
-        if status == 412 and self._holds(name, parts[0], len(body), call):
-            return Stored(present=True)
+        if status == 412 and (held_bytes := self._held_bytes(name, parts[0], len(body), call)):
+            return Stored(present=True, object_bytes=held_bytes)
         with self._exchange("PUT", name, headers, body, call) as answer:
             _expect(answer, 200)
-        return Stored(present=False)
+        return stored
 
-    def _holds(self, name: str, front: memoryview, object_bytes: int, call: Call) -> bool:
-        """Whether the object there has this length and begins like this, with the checksums of all that follows."""
+    def _held_bytes(self, name: str, front: memoryview, object_bytes: int, call: Call) -> int:
+        """How long the object there is; 0 if it is not as good as ours, or compressed in another way, by its front."""
         found = bytearray(len(front))
         headers = {"Range": f"bytes=0-{len(front) - 1}"}
         with self._exchange("GET", name, headers, _Body([]), call) as answer:
-            if answer.status != 206 or not answer.header("Content-Range").endswith(f"/{object_bytes}"):
-                return False
+            total = int((_TOTAL.search(answer.header("Content-Range")) or "0")[0])
+            if answer.status != 206 or total < len(front):
+                return 0
             answer.fill(memoryview(found))
-        return found == front
+        if found == front:
+            return total if total == object_bytes else 0
+        with suppress(TierFault):
+            if (there := parse_header(found)).record_bytes == total and there.is_like(parse_header(front)):
+                return total
+        return 0
 
     def _put_part(self, request: PutPart, call: Call) -> PartStored:
         body = _Body(_cut(self._views(request.header, request.spans), request.start, request.end))
@@ -381,8 +389,7 @@ def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None
         trouble = Trouble.BUCKET_MISSING
     if trouble is None:
         return None
-    what = f"{type(request).__name__.lower()} {getattr(request, 'name', '')}".rstrip()
-    return Failed(trouble, f"{what}: {error}")
+    return Failed(trouble, f"{type(request).__name__.lower()} {getattr(request, 'name', '')}".rstrip() + f": {error}")
 
 
 def _open_objects(options: bytes, arena: Arena) -> Objects:

@@ -27,7 +27,7 @@ from flexkv_tiers.s3.catalogue import SINGLE, Catalogue, records_of
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.drops import PackDrops
 from flexkv_tiers.s3.listing import PAGES_PER_ROUND_MAX, Listing
-from flexkv_tiers.s3.messages import Get, Part, Put, PutPack, Span
+from flexkv_tiers.s3.messages import Get, Part, Put, PutPack, Span, Stored
 from flexkv_tiers.s3.multipart import put_in_parts, sweep_for_ever
 from flexkv_tiers.s3.names import PackName, object_name, pack_name
 from flexkv_tiers.s3.packing import RECORD_BYTES_MAX, Directory, Packer, Record
@@ -36,6 +36,8 @@ from flexkv_tiers.s3.ranges import cut_ranges, read_ranges
 from flexkv_tiers.s3.wipe import wipe
 
 _COUNTED = ("bytes_written", "bytes_read", "packs_written", "blocks_packed", "packs_let_go")
+SPOILT_MAX = 4096
+"""Damaged objects that are remembered; of an older one the header alone says whether it is good."""
 TOLD_COUNT_MAX = 64
 """Blocks of others in one message."""
 
@@ -70,6 +72,7 @@ class S3Store:
         self._packer = Packer(self._upload, config.pack_bytes, config.processes * config.threads)
         self._drops = PackDrops(self._bucket, config.prefix, self._catalogue.packs)
         self._doubtful: dict[PackName, None] = {}  # their uploads failed, and no delete has got through yet
+        self._spoilt: dict[BlockName, None] = {}  # read as damaged: the next write replaces what is there
         self._background: set[asyncio.Task[None]] = set()
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
 
@@ -83,7 +86,7 @@ class S3Store:
     async def close(self) -> None:
         for task in self._background:
             task.cancel()
-        await self._bucket.close()
+        await self._bucket.close()  # nothing waits for it any longer, and `_spawn` starts nothing that would
         await self._packer.settled()
         await self._drops.settled()
         if self._background:
@@ -130,15 +133,18 @@ class S3Store:
     async def _upload_single(self, record: Record) -> None:
         block, resets = record.block, self._catalogue.resets[record.block.namespace]
         name = object_name(self._config.prefix, block)
-        request = Put(name, record.header, record.spans)
+        request, object_bytes = Put(name, record.header, record.spans, block in self._spoilt), record.length
         if record.length > self._config.part_bytes:
             await put_in_parts(self._bucket, request, record.length, self._config.part_bytes)
         else:
-            await self._bucket.ask(lambda: request)
+            stored = await self._bucket.ask(lambda: request)
+            assert isinstance(stored, Stored)
+            object_bytes = stored.object_bytes
+        self._spoilt.pop(block, None)
         if self._catalogue.resets[block.namespace] != resets:
             await self._bucket.delete(name)
             raise TierFault(Fault.IO, _RESET_MEANWHILE)
-        self._catalogue.add_single(block, record.length)
+        self._catalogue.add_single(block, object_bytes)
 
     async def _upload_pack(self, records: Sequence[Record]) -> Pack:
         namespace, shard = records[0].directory
@@ -170,12 +176,22 @@ class S3Store:
             return Get(name, *whose, spans, first, offset, object_bytes, record_bytes, end)
 
         ranges = cut_ranges([chunk.length for chunk in chunks])
-        async with aclosing(read_ranges(self._bucket, ask, ranges)) as replies:
-            async for reply in replies:
-                chunk = chunks[reply.chunk]
-                self._arena.set_checksum(chunk.frame, reply.checksum)
-                self._counts["bytes_read"] += chunk.length
-                yield reply.chunk
+        try:
+            async with aclosing(read_ranges(self._bucket, ask, ranges)) as replies:
+                async for reply in replies:
+                    chunk = chunks[reply.chunk]
+                    self._arena.set_checksum(chunk.frame, reply.checksum)
+                    self._counts["bytes_read"] += chunk.length
+                    yield reply.chunk
+        except TierFault as fault:
+            if fault.fault is Fault.CORRUPT and location == SINGLE:
+                self._note_spoilt(block)
+            raise
+
+    def _note_spoilt(self, block: BlockName) -> None:
+        self._spoilt[block] = None
+        if len(self._spoilt) > SPOILT_MAX:
+            del self._spoilt[next(iter(self._spoilt))]
 
     def _place_of(self, block: BlockName, location: int) -> tuple[str, int, int, int]:
         """Object, offset in it, its size and the record's (0: as long as the object turns out). Raises TierFault."""
@@ -290,6 +306,8 @@ class S3Store:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._ended)
+        if self._bucket.closed:
+            task.cancel()
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -36,7 +36,9 @@ class SegmentState(StrEnum):
     RECLAIMING = "reclaiming"
     """Its live records are being moved away."""
     BROKEN = "broken"
-    """Its file was deleted underneath, or its header cannot be written: what can be read is served, nothing else."""
+    """Its header cannot be written: what can be read is served, nothing else."""
+    DELETED = "deleted"
+    """Its file was deleted underneath: what can be read is served while it is open."""
     UNREAD = "unread"
     """From the last life and not looked at yet."""
 
@@ -99,7 +101,7 @@ class Disk:
     @property
     def made_count(self) -> int:
         """Segments that have a file."""
-        return sum(each.state is not SegmentState.BROKEN for each in self.segments)
+        return sum(each.state is not SegmentState.DELETED for each in self.segments)
 
     @property
     def free_count(self) -> int:
@@ -132,7 +134,7 @@ class Log:
         self.sequence = FREE
         self.live_pages = 0
         self.recovering = False  # segments of the last life are being read: more may come free
-        self.older: dict[int, tuple[Segment, int]] = {}  # slot -> where it lay, while that segment is not free yet
+        self.older: dict[int, list[tuple[Segment, int]]] = {}  # slot -> where it lay, while those segments are not free
         self._usable_pages = usable_bytes // PAGE_BYTES
         self._claimed_pages = 0  # of writes admitted and not ended
         self._turn = 0
@@ -225,8 +227,12 @@ class Log:
         self._forget_older(segment)
 
     def _forget_older(self, segment: Segment) -> None:
-        if self.older:
-            self.older = {slot: place for slot, place in self.older.items() if place[0] is not segment}
+        for slot, places in list(self.older.items()):
+            left = [place for place in places if place[0] is not segment]
+            if left:
+                self.older[slot] = left
+            else:
+                del self.older[slot]
 
     # ----------------------------------------------------------------- places
 
@@ -295,7 +301,7 @@ class Log:
         old = self.segments[index]
         old.live_pages -= entry.pages
         old.live_count -= 1
-        self.older[slot] = (old, page)
+        self.older.setdefault(slot, []).append((old, page))
         self.table.move(slot, segment.index, entry.page)
         self._enter(segment, slot, entry)
         self.budget.rewrote(entry.pages * PAGE_BYTES)
@@ -316,10 +322,9 @@ class Log:
         assert placed.segment.writes >= 0
 
     def places(self, slot: int) -> list[tuple[Segment, int]]:
-        """Everywhere on disk where the record can be found by a restart: its place, and the one it was moved from."""
+        """Everywhere on disk where the record can be found by a restart: its place, and those it was moved from."""
         index, page = self.table.place(slot)
-        places = [(self.segments[index], page)]
-        return [*places, self.older[slot]] if slot in self.older else places
+        return [(self.segments[index], page), *self.older.get(slot, [])]
 
     def remove(self, slot: int) -> Segment:
         """The record is gone; returns the segment it lay in, which may be free now."""
@@ -344,6 +349,7 @@ class Log:
             each.live_pages += sign * pages
             each.live_count += sign
         self.table.move(slot, segment.index, page)
+        self.older.setdefault(slot, []).append((old, old_page))
         return old, old_page
 
     def settle(self, segment: Segment, first_pages: Sequence[int], lengths: Sequence[int]) -> range:

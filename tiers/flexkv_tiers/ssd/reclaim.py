@@ -158,16 +158,27 @@ class Cleaner:
         left = [slot for slot in self._log.live_slots(victim) if not self._log.table.has(slot, DAMAGED | LEAVING)]
         if left and not chosen.may_lose:
             return False
-        await self._stripe.clear(victim, self._roller.layout)
+        if not await self._kill_left(victim):
+            return False
         self._let_go(victim, names)
+        await self._stripe.clear(victim, self._roller.layout)
         deleted = self._stripe.files[victim.index].deleted
         self._log.freed(victim)
         if deleted:
-            victim.state = SegmentState.BROKEN
+            victim.state = SegmentState.DELETED
         return True
 
+    async def _kill_left(self, victim: Segment) -> bool:
+        """Make what is let go of dead wherever a restart would find it; False when the disk failed."""
+        places = [place for slot in self._log.live_slots(victim) for place in self._log.places(slot)]
+        outcomes = await asyncio.gather(*(self._stripe.kill(*place) for place in places), return_exceptions=True)
+        faults = [outcome for outcome in outcomes if isinstance(outcome, TierFault)]
+        for fault in faults:
+            self._failed(fault)
+        return not faults
+
     def _let_go(self, victim: Segment, names: dict[int, Entry]) -> None:
-        """The segment is empty on disk: whoever is still there is gone."""
+        """Whoever is still there is dead on disk, and gone from here on."""
         table, lost = self._log.table, []
         for slot in list(self._log.live_slots(victim)):
             location, (_, page) = table.location(slot), table.place(slot)

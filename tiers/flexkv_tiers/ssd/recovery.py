@@ -116,7 +116,6 @@ class Recovery:
         self.census.maps_damaged += index.maps_damaged
         self.census.footers_damaged += index.footer_damaged
         if index.footer is not None:
-            segment.state = SegmentState.SEALED
             end = sum(index.footer.rows[-1][:2]) if index.footer.rows else 0
             segment.next_page = max(segment.next_page, end, segment.dead.end)
             index.resume = is_newest and self._has_room(segment)
@@ -199,6 +198,9 @@ class Recovery:
 
     async def _finish(self, index: Index) -> None:
         """What a segment needs on disk after it was read: drops of what is not wanted, an end, or emptying."""
+        segment = index.segment
+        if segment.state is SegmentState.UNREAD:  # until now nothing could be reclaimed that was not told yet
+            segment.state = SegmentState.SEALED
         kills, self._kills = self._kills, []
         cancelled = [await settle(kill) for kill in kills]
         for kill in kills:
@@ -206,8 +208,7 @@ class Recovery:
                 kill.result()
         if any(cancelled):
             raise asyncio.CancelledError
-        segment = index.segment
-        if segment.state is SegmentState.RECLAIMING:
+        if index.footer is None:  # by its state one could not tell: the cleaner may be emptying it by now
             try:
                 await self.stripes[segment.disk].clear(segment, self.roller.layout)
             except TierFault as fault:
@@ -226,13 +227,15 @@ class Recovery:
         """Go on filling the segment the last life wrote to last, unless another was opened meanwhile."""
         stripe, disk = self.stripes[segment.disk], self.log.disks[segment.disk]
         async with stripe.rolling:
-            if disk.active is not None:
-                return
+            if disk.active is not None or segment.state not in (SegmentState.SEALED, SegmentState.SEALING):
+                return  # or it is being emptied already
             if segment.state is SegmentState.SEALED:
+                segment.state = SegmentState.OPENING  # no victim any more
                 try:
                     await stripe.unseal(segment, self.roller.layout)
                 except TierFault as fault:
                     self.failed(fault)
+                    segment.state = SegmentState.SEALED
                     return
                 assert index.footer is not None
                 self._keep_entries(segment, index.footer)

@@ -32,7 +32,7 @@ class Roller:
         self._sealed = sealed
         self._failed = failed
         self._tasks: set[asyncio.Task[Any]] = set()  # segments being opened or sealed
-        self._ending: set[Segment] = set()  # those whose seal has begun: it must not begin twice
+        self._sealing: set[int] = set()  # exactly the segments whose seal runs, by index
 
     @property
     def layout(self) -> Layout:
@@ -69,7 +69,7 @@ class Roller:
                 await stripe.begin(segment, self.layout, self._log.next_sequence())
             except BaseException:
                 deleted = stripe.files[segment.index].deleted
-                segment.state = SegmentState.BROKEN if deleted else SegmentState.FREE
+                segment.state = SegmentState.DELETED if deleted else SegmentState.FREE
                 raise
             self._log.activate(segment, rewriting=rewriting)
             return True
@@ -116,20 +116,29 @@ class Roller:
         if self._stripes[segment.disk].files[segment.index].deleted:
             if disk.active is segment:
                 self._log.retire(segment.disk)
-            segment.state = SegmentState.BROKEN
+            segment.state = SegmentState.DELETED
         elif fault.fault is Fault.IO and disk.active is segment:
             self.retire(segment.disk)
 
     def write_ended(self, segment: Segment) -> None:
         """A write to the segment is over, or it was retired: seal it if nothing runs there any more."""
-        if segment.state is not SegmentState.SEALING or segment.writes or segment in self._ending:
+        if segment.state is not SegmentState.SEALING or segment.writes or segment.index in self._sealing:
             return
-        self._ending.add(segment)
+        self._sealing.add(segment.index)
         task = asyncio.create_task(self._seal(segment))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _seal(self, segment: Segment) -> None:
+        try:
+            await self._write_footer(segment)
+        finally:
+            self._sealing.remove(segment.index)
+        if segment.state is SegmentState.SEALING:
+            self._log.sealed(segment)
+        self._sealed(segment.disk)
+
+    async def _write_footer(self, segment: Segment) -> None:
         entries = sorted((entry for _, entry in segment.entries.values()), key=lambda entry: entry.page)
         if entries:
             try:
@@ -138,10 +147,6 @@ class Roller:
                 self._failed(fault)
             else:
                 self._log.keep_footer(segment)
-        self._ending.remove(segment)
-        if segment.state is SegmentState.SEALING:
-            self._log.sealed(segment)
-        self._sealed(segment.disk)
 
     async def close(self) -> None:
         """Let segments that are being opened or sealed end that."""

@@ -54,7 +54,7 @@ def _account(log: Log, segments: Sequence[Segment]) -> dict[str, object]:
     used_pages = sum(log.used_pages(segment) for segment in segments if segment.state is not SegmentState.FREE)
     room_pages = len(segments) * log.room_pages if log.layout else 0
     return {
-        "segments": len(segments) - states[SegmentState.BROKEN],
+        "segments": len(segments) - states[SegmentState.DELETED],
         "segments_by_state": {state.value: count for state, count in sorted(states.items())},
         "live_bytes": live_pages * PAGE_BYTES,
         "dead_bytes": (used_pages - live_pages) * PAGE_BYTES,
