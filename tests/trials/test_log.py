@@ -9,11 +9,7 @@ from .many_blocks import many_blocks
 
 
 def test_a_log_killed_while_it_goes_round_serves_what_was_promised(tmp_path: Path) -> None:
-<<<<<<< HEAD
-    """Three kills while segments are sealed, reclaimed and rewritten: right bytes, nothing promised lost, exact books."""
-=======
     """Three kills while it seals, reclaims and rewrites: right bytes, nothing promised lost, all counted."""
->>>>>>> main
     assert kill_log(tmp_path, cycles=3)["segments_reclaimed"] > 0
 
 
