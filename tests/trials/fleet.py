@@ -162,6 +162,11 @@ class DaemonProcess:
         targets = [_target(folder / name) for name in os.listdir(folder)]
         return sum(not name or target.startswith(f"/memfd:{name} ") for target in targets if target)
 
+    def cpu_s(self) -> float:
+        """CPU seconds of the running process so far, its threads included."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def rss_bytes(self) -> int:
         """Resident memory of the daemon's own: without the arena and the workers' mappings."""
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())

@@ -97,7 +97,7 @@ class Actor(threading.Thread):
             self.client.close()
 
     def act(self) -> None:
-        raise NotImplementedError
+        """What a started one does again and again."""
 
     def end(self) -> None:
         self.over.set()

@@ -73,8 +73,9 @@ def _benefit(log: Log, segment: Segment) -> float:
 def choose_rewrites(log: Log, slots: Sequence[int], *, may_lose: bool) -> list[int]:
     """Which of a victim's live records are rewritten: all, or if it may lose some, those that were read first.
 
-    Those while the budget lasts, then all others. The others only while enough of the budget is left for what is read in the next victim. Damaged ones and
-    those being dropped never are. A victim that is all live keeps half at most: something must go.
+    Those while the budget lasts, then all others, but only while enough of it is left for what is read in the
+    next victim. Damaged ones and those being dropped never are. A victim that is all live keeps half at most:
+    something must go.
     """
     table = log.table
     worthy = [slot for slot in slots if not table.has(slot, DAMAGED | LEAVING)]
