@@ -12,6 +12,7 @@ from typing import Any
 
 from xxhash import xxh3_128
 
+from flexkv_tiers.s3.faults import OUTAGES
 from flexkv_tiers.s3.health import (
     PROBE_DELAY_S_MAX,
     RATE_PER_S_MIN,
@@ -35,6 +36,8 @@ TIMEOUT_S = 30.0
 CALM_S = 3600.0
 """Well for so long, a bucket is served without any limit again."""
 CALM_STEP_S = 0.25
+RETRY_SHARE_MAX = 0.2
+"""Beyond the first few, at most so many retries for each success."""
 
 
 class Bucket:
@@ -98,6 +101,7 @@ class Bucket:
                 self._successes += 1
                 self.health.succeeded(self.now_s)
                 return
+            self._successes += trouble not in OUTAGES  # an answer about one object shows that the bucket serves
             self.health.failed(trouble, "it said so", self.now_s)
             pause_s = self.health.retry_delay_s(trouble, retries, deadline_s - self.now_s, self.chance.random())
             if pause_s is None:
@@ -116,7 +120,7 @@ class Bucket:
             raise Violation(f"the next probe is due in {breaker.probe_at_s - self.now_s} s")
         if rate_per_s is not None and rate_per_s < RATE_PER_S_MIN:
             raise Violation(f"throttled to {rate_per_s} requests per second")
-        if self._retries > RETRY_TOKENS_MAX + self._successes:
+        if self._retries > RETRY_TOKENS_MAX + RETRY_SHARE_MAX * self._successes:
             raise Violation(f"{self._retries} retries after {self._successes} successes")
 
 

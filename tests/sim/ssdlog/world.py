@@ -156,7 +156,8 @@ class LogWorld:
 
     def end_life(self) -> None:
         """Nothing runs any more."""
-        self.model.end_life()
+        failed = self.settings.harm is Harm.FAULTS and bool(self.store.status()["background_faults"])
+        self.model.end_life(disk_failed=failed)
         if self.settings.harm is Harm.DAMAGE and self.chance.random() < 0.5:
             for what, doubted in damage(self.chance.choice(self._directories), self.chance):
                 self.note(what)
