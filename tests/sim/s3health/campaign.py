@@ -45,7 +45,7 @@ class Bucket:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(f"s3-health {seed}")
-        self.health = Health(retry_count_max=self.chance.choice((0, 3, 10)))
+        self.health = Health(retry_count_max=self.chance.choice((0, 3, 30)))
         self.now_s = 0.0
         self.digest = xxh3_128()
         self.mood = {trouble: 0.0 for trouble in Trouble}
