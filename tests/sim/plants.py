@@ -22,7 +22,6 @@ from tests.sim import stores
 from tests.sim.executor import Executor
 from tests.sim.plant import Plant, planter
 
-
 PLANTS: dict[str, Plant] = {}
 _plant = planter(PLANTS)
 

@@ -48,7 +48,7 @@ class Bucket:
         self.health = Health(retry_count_max=self.chance.choice((0, 3, 30)))
         self.now_s = 0.0
         self.digest = xxh3_128()
-        self.mood = {trouble: 0.0 for trouble in Trouble}
+        self.mood = dict.fromkeys(Trouble, 0.0)
         self._retries = 0
         self._successes = 0
 

@@ -20,10 +20,14 @@ def test_no_promise_is_broken() -> None:
 def test_a_planted_bug_is_caught(name: str) -> None:
     """With the bug planted some run of twenty fails, and says how to see it again."""
     with PLANTS[name].planted(), pytest.raises(SimulationFailed, match=f"--world s3-health .* --plant {name}"):
-        for seed in range(1, 21):
-            run(seed, STEPS, name)
+        _run_all(name)
 
 
 def test_a_seed_replays_itself() -> None:
     """Running a seed twice gives the same digest."""
     assert run(5, STEPS).digest == run(5, STEPS).digest != run(6, STEPS).digest
+
+
+def _run_all(plant: str) -> None:
+    for seed in range(1, 21):
+        run(seed, STEPS, plant)

@@ -71,6 +71,12 @@ class LogModel:
 
     # ------------------------------------------------------------------ lives
 
+    def cut_while_let_go(self, locations: set[int]) -> None:
+        """A power cut decides whether these are gone: the store was about to let go of them, and has told nobody."""
+        for name in [name for name, location in self.kept.items() if location in locations]:
+            del self.kept[name]
+            self.maybe_next.add(name)
+
     def end_life(self, *, disk_failed: bool) -> None:
         """Nobody knows a location any more. After a drop or a clearing that failed the disk may have done it or not."""
         self._disk_failed = disk_failed

@@ -15,7 +15,7 @@ from tests.sim.ssdlog.operations import PATIENCE_S, Callers
 from tests.sim.ssdlog.world import LogWorld
 from tests.sim.violation import Violation
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - only ever a parent of a folder of this run's own
+MEMORY = Path("/dev/shm")
 STEP_S = 1e-3
 """Mean time between two steps."""
 CHECK_STEPS = 10
@@ -44,7 +44,7 @@ def _lead(world: LogWorld, steps: int) -> Exception | None:
         try:
             await _live(world, steps)
             ending = None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller tells it
+        except Exception as error:
             ending = error
             with suppress(Exception):
                 async with asyncio.timeout(PATIENCE_S):

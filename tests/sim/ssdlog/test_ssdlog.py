@@ -51,7 +51,7 @@ def test_every_planted_bug_is_caught(name: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(1, 201, 5))
 def test_no_promise_is_broken_in_the_long_campaign(first: int) -> None:
-    """Two hundred worlds of two thousand steps: every byte right, nothing acknowledged is gone, nothing dropped back."""
+    """Two hundred worlds of two thousand steps: right bytes, nothing acknowledged gone, nothing dropped back."""
     for seed in range(first, first + 5):
         run(seed, STEPS)
 
@@ -60,7 +60,10 @@ def test_a_run_does_not_depend_on_the_hash_seed() -> None:
     """Two processes with different hash seeds say and do exactly the same."""
 
     def lines(hash_seed: str) -> str:
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join((".", "tiers", "service"))}
+        environment = os.environ | {
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": os.pathsep.join((".", "tiers", "service")),
+        }
         command = [sys.executable, "-m", "tests.sim", "--world", "ssd-log", "--seeds", "1..3", "--steps", "300"]
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=100

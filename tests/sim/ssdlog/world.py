@@ -21,6 +21,7 @@ from flexkv_tiers.diskio import DiskIo
 from flexkv_tiers.diskio.faulty import DiskOperation, FaultyIo
 from flexkv_tiers.ssd import SsdStore
 from flexkv_tiers.ssd.budget import PARTS
+from flexkv_tiers.ssd.log import SegmentState
 from tests.service.virtual_loop import VirtualLoop
 from tests.sim.names import CUTS
 from tests.sim.ssdlog.damage import damage
@@ -146,9 +147,17 @@ class LogWorld:
         self.closing = self.crashed = True
         self.note("crash")
         kept = self.chance.choice(KEPT_SHARES)
+        let_go = self._being_let_go()
         await asyncio.gather(*(io.crash(kept) for io in self._ios))
         await self.store.close()
         await self._end_life()
+        self.model.cut_while_let_go(let_go)
+
+    def _being_let_go(self) -> set[int]:
+        """Locations of the records in segments that are being emptied."""
+        log = self.store._log  # nobody is told of these before they are gone
+        emptied = [each for each in log.segments if each.state is SegmentState.RECLAIMING]
+        return {log.table.location(slot) for segment in emptied for slot in log.live_slots(segment)}
 
     async def _end_life(self) -> None:
         assert self.recovery is not None
