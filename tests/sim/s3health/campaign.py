@@ -21,7 +21,6 @@ from flexkv_tiers.s3.health import (
     Breaker,
     BreakerState,
     Health,
-    RetryBudget,
     Throttle,
 )
 from flexkv_tiers.s3.messages import Trouble
@@ -159,14 +158,3 @@ def _s3_throttled_for_ever(_: Any) -> Any:
         return
 
     return note_success
-
-
-@_plant("retries cost nothing", (RetryBudget, "delay_s"))
-def _s3_retries_unpaid(right: Any) -> Any:
-    def delay_s(self: RetryBudget, *asked: Any) -> float | None:
-        tokens = self.tokens
-        delay: float | None = right(self, *asked)
-        self.tokens = tokens
-        return delay
-
-    return delay_s
