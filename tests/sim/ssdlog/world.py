@@ -70,6 +70,8 @@ class LogWorld:
 
     def cut(self, name: BlockName) -> tuple[int, ...]:
         """Lengths of a block's chunks."""
+        if bytes(name.namespace) not in self._cut_of:
+            raise Violation("found a record of a namespace nobody has", name)
         return self._cut_of[bytes(name.namespace)]
 
     def record_bytes(self, name: BlockName) -> int:
