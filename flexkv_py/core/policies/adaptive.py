@@ -123,6 +123,8 @@ class Adaptive(TwoLists):
         once, again, share = self.once, self.again, self._duel.best.share
         if once.oldest is None or again.oldest is None:
             return once.oldest or again.oldest
+        if once.count <= NEW_MIN and once.oldest.mark >= again.oldest.mark:
+            return again.oldest
         if share < 1.0:
-            return once.oldest if once.count > max(NEW_MIN, share * self.count) else again.oldest
+            return once.oldest if once.count > share * self.count else again.oldest
         return once.oldest if once.oldest.mark <= again.oldest.mark else again.oldest

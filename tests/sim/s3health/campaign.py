@@ -12,6 +12,7 @@ from typing import Any
 
 from xxhash import xxh3_128
 
+from flexkv_tiers.s3.faults import OUTAGES
 from flexkv_tiers.s3.health import (
     PROBE_DELAY_S_MAX,
     RATE_PER_S_MIN,
@@ -20,7 +21,6 @@ from flexkv_tiers.s3.health import (
     Breaker,
     BreakerState,
     Health,
-    RetryBudget,
     Throttle,
 )
 from flexkv_tiers.s3.messages import Trouble
@@ -35,6 +35,8 @@ TIMEOUT_S = 30.0
 CALM_S = 3600.0
 """Well for so long, a bucket is served without any limit again."""
 CALM_STEP_S = 0.25
+RETRY_SHARE_MAX = 0.2
+"""Beyond the first few, at most so many retries for each success."""
 
 
 class Bucket:
@@ -42,7 +44,7 @@ class Bucket:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(f"s3-health {seed}")
-        self.health = Health(retry_count_max=self.chance.choice((0, 3, 10)))
+        self.health = Health(retry_count_max=self.chance.choice((0, 3, 30)))
         self.now_s = 0.0
         self.digest = xxh3_128()
         self.mood = dict.fromkeys(Trouble, 0.0)
@@ -98,6 +100,7 @@ class Bucket:
                 self._successes += 1
                 self.health.succeeded(self.now_s)
                 return
+            self._successes += trouble not in OUTAGES  # an answer about one object shows that the bucket serves
             self.health.failed(trouble, "it said so", self.now_s)
             pause_s = self.health.retry_delay_s(trouble, retries, deadline_s - self.now_s, self.chance.random())
             if pause_s is None:
@@ -116,7 +119,7 @@ class Bucket:
             raise Violation(f"the next probe is due in {breaker.probe_at_s - self.now_s} s")
         if rate_per_s is not None and rate_per_s < RATE_PER_S_MIN:
             raise Violation(f"throttled to {rate_per_s} requests per second")
-        if self._retries > RETRY_TOKENS_MAX + self._successes:
+        if self._retries > RETRY_TOKENS_MAX + RETRY_SHARE_MAX * self._successes:
             raise Violation(f"{self._retries} retries after {self._successes} successes")
 
 
@@ -155,14 +158,3 @@ def _s3_throttled_for_ever(_: Any) -> Any:
         return
 
     return note_success
-
-
-@_plant("retries cost nothing", (RetryBudget, "delay_s"))
-def _s3_retries_unpaid(right: Any) -> Any:
-    def delay_s(self: RetryBudget, *asked: Any) -> float | None:
-        tokens = self.tokens
-        delay: float | None = right(self, *asked)
-        self.tokens = tokens
-        return delay
-
-    return delay_s

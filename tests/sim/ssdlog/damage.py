@@ -14,6 +14,8 @@ from flexkv_tiers.ssd.format import PAGE_BYTES
 from tests.tiers.segment_files import Place, records_of, regions
 
 DAMAGES_MAX = 3
+FLIPS = 6
+"""Bytes changed in each page of what is not a record."""
 
 
 def damage(directory: Path, chance: random.Random) -> Iterator[tuple[str, set[BlockName]]]:
@@ -47,7 +49,8 @@ def _damage_file(path: Path, chance: random.Random) -> tuple[str, set[BlockName]
         place.flip(_spot(chance, PAGE_BYTES))
         return f"{path.name} one copy of the dead map", set()
     for at in range(0, place.length, PAGE_BYTES):
-        place.flip(at + _spot(chance, PAGE_BYTES))
+        for spot in {_spot(chance, PAGE_BYTES) for _ in range(FLIPS)}:
+            place.flip(at + spot)
     return f"{path.name} {kind}", everything if kind in ("segment header", "dead map") else set()
 
 

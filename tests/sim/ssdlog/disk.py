@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flexkv_tiers.diskio import DiskFile, DiskFuture, IoPath
 from flexkv_tiers.diskio.faulty import DiskFaultPlan, DiskOperation, DiskVerdict
@@ -46,7 +46,7 @@ class SimulatedIo:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._pool = PagePool()
-        self._running = 0
+        self._running: set[DiskFuture[Any]] = set()
 
     def open(self, path: Path, *, create_bytes: int = 0) -> DiskFile:
         return DiskFile(path, IoPath.FADVISE, create_bytes=create_bytes)
@@ -62,7 +62,7 @@ class SimulatedIo:
 
     def run(self, job: Callable[[], T]) -> DiskFuture[T]:
         future: DiskFuture[T] = DiskFuture()
-        self._running += 1
+        self._running.add(future)
         asyncio.get_running_loop().call_later(self._chance.uniform(*DELAY_S), self._end, job, future)
         return future
 
@@ -71,13 +71,13 @@ class SimulatedIo:
 
     async def stop(self) -> None:
         while self._running:
-            await asyncio.sleep(DELAY_S[1])
+            await asyncio.wait(self._running)
 
     def status(self) -> dict[str, object]:
         return {"engine": self.name}
 
     def _end(self, job: Callable[[], T], future: DiskFuture[T]) -> None:
-        self._running -= 1
+        self._running.discard(future)
         try:
             future.set_result(job())
         except Exception as error:

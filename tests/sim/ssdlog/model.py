@@ -29,6 +29,7 @@ class LogModel:
         self.untold: set[BlockName] = set()  # kept by the last life, and not found yet in this one
         self.ever: set[BlockName] = set()
         self._found: set[BlockName] = set()
+        self._disk_failed = False
 
     # ------------------------------------------------------------- operations
 
@@ -70,8 +71,15 @@ class LogModel:
 
     # ------------------------------------------------------------------ lives
 
-    def end_life(self) -> None:
-        """Nobody knows a location any more."""
+    def cut_while_let_go(self, locations: set[int]) -> None:
+        """A power cut decides whether these are gone: the store was about to let go of them, and has told nobody."""
+        for name in [name for name, location in self.kept.items() if location in locations]:
+            del self.kept[name]
+            self.maybe_next.add(name)
+
+    def end_life(self, *, disk_failed: bool) -> None:
+        """Nobody knows a location any more. After a drop or a clearing that failed the disk may have done it or not."""
+        self._disk_failed = disk_failed
         self.maybe |= self.maybe_next | {name for name, _ in self.leaving}
         self.maybe_next = set()
         self.untold |= self.kept.keys()
@@ -102,7 +110,7 @@ class LogModel:
     def end_found(self, *, reads_failed: bool) -> None:
         """The restart has told all. What it could not read may be found by the next one, or never."""
         missing = self.untold - self.doubted
-        if missing and not reads_failed and not self.lies:
+        if missing and not reads_failed and not self._disk_failed and not self.lies:
             raise Violation(f"{len(missing)} records were acknowledged and are not found", min(missing, key=_order))
         self.maybe = self.untold | (self.maybe - self._found) if reads_failed else set()
         self.doubted &= self.kept.keys()

@@ -21,6 +21,7 @@ from flexkv_tiers.diskio import DiskIo
 from flexkv_tiers.diskio.faulty import DiskOperation, FaultyIo
 from flexkv_tiers.ssd import SsdStore
 from flexkv_tiers.ssd.budget import PARTS
+from flexkv_tiers.ssd.log import SegmentState
 from tests.service.virtual_loop import VirtualLoop
 from tests.sim.names import CUTS
 from tests.sim.ssdlog.damage import damage
@@ -69,6 +70,8 @@ class LogWorld:
 
     def cut(self, name: BlockName) -> tuple[int, ...]:
         """Lengths of a block's chunks."""
+        if bytes(name.namespace) not in self._cut_of:
+            raise Violation("found a record of a namespace nobody has", name)
         return self._cut_of[bytes(name.namespace)]
 
     def record_bytes(self, name: BlockName) -> int:
@@ -146,9 +149,17 @@ class LogWorld:
         self.closing = self.crashed = True
         self.note("crash")
         kept = self.chance.choice(KEPT_SHARES)
+        let_go = self._being_let_go()
         await asyncio.gather(*(io.crash(kept) for io in self._ios))
         await self.store.close()
         await self._end_life()
+        self.model.cut_while_let_go(let_go)
+
+    def _being_let_go(self) -> set[int]:
+        """Locations of the records in segments that are being emptied."""
+        log = self.store._log  # nobody is told of these before they are gone
+        emptied = [each for each in log.segments if each.state is SegmentState.RECLAIMING]
+        return {log.table.location(slot) for segment in emptied for slot in log.live_slots(segment)}
 
     async def _end_life(self) -> None:
         assert self.recovery is not None
@@ -156,7 +167,8 @@ class LogWorld:
 
     def end_life(self) -> None:
         """Nothing runs any more."""
-        self.model.end_life()
+        failed = self.settings.harm is Harm.FAULTS and bool(self.store.status()["background_faults"])
+        self.model.end_life(disk_failed=failed)
         if self.settings.harm is Harm.DAMAGE and self.chance.random() < 0.5:
             for what, doubted in damage(self.chance.choice(self._directories), self.chance):
                 self.note(what)

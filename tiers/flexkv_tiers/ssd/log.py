@@ -211,11 +211,16 @@ class Log:
         segment.entries = {}
 
     def free_if_empty(self, segment: Segment) -> bool:
-        """Make a sealed segment without live records free."""
+        """Make a sealed segment without live records free.
+
+        Not while a record lives that was moved away from it: its old place was never killed, so the cleaner must
+        clear the segment first.
+        """
         if segment.state is not SegmentState.SEALED or segment.live_count or segment.live_pages:
             return False
+        if any(place[0] is segment for places in self.older.values() for place in places):
+            return False
         segment.state = SegmentState.FREE
-        self._forget_older(segment)
         return True
 
     def freed(self, segment: Segment) -> None:

@@ -77,7 +77,7 @@ class Cleaner:
         self._wake.set()
 
     async def room(self) -> bool:
-        """Wait for a segment that may be opened; False when nothing can be reclaimed."""
+        """Wait for a segment that may be opened; False when nothing can be reclaimed, or will be any more."""
         if self._closing:
             return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

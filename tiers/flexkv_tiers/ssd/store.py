@@ -154,10 +154,10 @@ class SsdStore:
         async with self._closing:  # a second caller returns when it is true
             for cleaner in self._cleaners:
                 await cleaner.close()
-            self._cleaners.clear()
             while self._running:
                 self._idle.clear()
                 await self._idle.wait()
+            self._cleaners.clear()
             for number in range(len(self._stripes)):
                 self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
             await self._roller.close()
