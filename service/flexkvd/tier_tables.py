@@ -36,7 +36,7 @@ class SsdTable:
         Kind.NUMBER,
         "Bytes written to the disk per byte of new records: reclaim rewrites live records within it and lets go of "
         "the rest.",
-        1.5,
+        4.0,
         low=1,
         high=10,
     )

@@ -38,7 +38,7 @@ from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 
 DEPTH = 8
 """More than eight transfers in flight only add latency, measured with direct I/O."""
-AMPLIFICATION_MAX = 1.5
+AMPLIFICATION_MAX = 4.0
 RESERVE_BYTES_MAX = 1 << 30
 RESERVE_SHARE = 50
 """Unless told otherwise, one part in so many of the file system stays free, at most RESERVE_BYTES_MAX."""

@@ -49,10 +49,11 @@ def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool, spared: 
             affordable.append(each)
     if affordable:
         return Victim(max(affordable, key=lambda each: _benefit(log, each)), may_lose=False)
-    if not urgent or not may_lose or not sealed:
+    if not urgent or not may_lose:
         return None
     oldest = sealed[: max(1, min(OLDEST_COUNT_MAX, len(sealed) // OLDEST_SHARE))]
-    return Victim(min(oldest, key=lambda each: _read_pages(log, each)), may_lose=True)
+    oldest = [each for each in oldest if each not in spared]
+    return Victim(min(oldest, key=lambda each: _read_pages(log, each)), may_lose=True) if oldest else None
 
 
 def _read_pages(log: Log, segment: Segment) -> int:
