@@ -321,3 +321,17 @@ def test_a_block_that_fails_in_mid_copy_is_told_when_the_copy_has_ended(benches)
     del bench.running[copies.blocks[0].transfer]
     bench.settle()
     assert bench.outcomes(ticket) == [Outcome.FAILED]
+
+
+def test_an_object_met_again_while_its_namespace_is_reset_is_dropped_again(benches):
+    """A listing that names what was dropped already may be new, not old: a reset does not guess."""
+    bench = benches(**S3_ONLY, recovers=(Tier.S3,))
+    keys = chain(1)
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(keys), 0))
+    bench.post(NamespaceReset(1, 50, NAMESPACE, 0))
+    bench.settle()
+    bench.post(BlocksFound(Tier.S3, NAMESPACE, 0, RECORD_BYTES, found(keys), 0))
+    assert len(bench.moves(MoveKind.DROP)) == 1
+    bench.settle()
+    bench.post(RecoveryFinished(Tier.S3, 0))
+    assert answers(bench) == 1
