@@ -154,6 +154,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     else:
         if target.tier is Tier.S3 and result.fault in IN_DOUBT_FAULTS:
             target.state = CopyState.DROPPED
+            target.place = result.location  # not what a tier may have told of a record in the same place meanwhile
             drop_record(state, target)
         else:
             block.set_copy(target.tier, None)
