@@ -84,6 +84,8 @@ async def read_record(
                     raise TierFault(Fault.MISSING, "the record is compressed, and [ssd] codec is none now")
                 for number, digest in zip(run, digests, strict=True):
                     if digest != header.chunks[number].checksum:
+                        if number > run.start:
+                            yield range(run.start, number)
                         raise TierFault(Fault.CORRUPT, f"chunk {number} does not match its checksum")
                     arena.set_checksum(chunks[number].frame, digest)
                 yield run
