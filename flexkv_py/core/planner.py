@@ -105,9 +105,9 @@ class Planner:
         if state.room_saves:
             serve_room_saves(state)
         if state.below:
-            staged = len(state.demands.get(Tier.S3, ()))
+            staged = len(state.demands.get(messages.Tier.S3, ()))
             clean_ahead(state)
-            if len(state.demands.get(Tier.S3, ())) > staged:
+            if len(state.demands.get(messages.Tier.S3, ())) > staged:
                 serve_demands(state)  # nothing else may happen that would serve them
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
