@@ -31,6 +31,7 @@ def demand(state: State, block: Block, tier: Tier, ticket: Ticket, position: int
 
 def serve_demands(state: State) -> None:
     """Start what may start now, in order, a bounded number per event."""
+    state.staged_unseen = False
     if state.demands_abandoned:
         _forget_abandoned(state)
     for tier, waiting in state.demands.items():

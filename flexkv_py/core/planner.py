@@ -72,6 +72,7 @@ class Planner:
         state = self.state
         slices_left = (
             bool(state.relink)
+            or state.staged_unseen  # and no other event may come that would serve them
             or any(reset.left for reset in state.resets)
             or any(level.drops_due(state.now_ns) for level in state.below)
             or any(flush.hungry(state.config.flush_in_flight_max) for flush in state.flushes.values())
@@ -105,10 +106,7 @@ class Planner:
         if state.room_saves:
             serve_room_saves(state)
         if state.below:
-            staged = len(state.demands.get(messages.Tier.S3, ()))
             clean_ahead(state)
-            if len(state.demands.get(messages.Tier.S3, ())) > staged:
-                serve_demands(state)  # nothing else may happen that would serve them
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
 

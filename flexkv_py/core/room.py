@@ -136,6 +136,7 @@ def stage_down(state: State, copy: Copy) -> bool:
     state.pin(copy)
     copy.block.holds += 1
     waiting.append(Demand(copy.block, Tier.S3, None, 0, staged=copy))
+    state.staged_unseen = True
     return True
 
 

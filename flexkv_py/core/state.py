@@ -129,6 +129,7 @@ class State:
         self.room_prefetches: deque[tuple[Ticket, int]] = deque()
         self.room_saves: deque[tuple[Ticket, int]] = deque()
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
+        self.staged_unseen = False  # SSD copies were set aside for S3 since demands were last served
         self.demands_abandoned = False  # some ticket with demands ended before they did
         self.flushes: dict[int, Flush] = {}
         self.relink: deque[Block] = deque()  # children whose parent's link changed
