@@ -47,7 +47,10 @@ class SsdTable:
         high=1 << 50,
     )
     endurance_bytes_per_day: int = key(
-        Kind.SIZE, "Written per day at most, but for saves that insist on SSD; 0: no limit.", 0, high=1 << 60
+        Kind.SIZE,
+        "Written per day at most, but for saves that insist on SSD; 0: no limit. A start begins with an hour's share.",
+        0,
+        high=1 << 60,
     )
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)

@@ -13,6 +13,7 @@ import pytest
 
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.diskio import EngineName, nothing, open_disk_io
+from flexkv_tiers.diskio.files import choose_io_path
 from tests.tiers.small_disk import mounted
 from tests.tiers.test_diskio import MIB, PAGE, fault_of, memory, opened
 
@@ -125,3 +126,15 @@ def test_a_disk_that_is_full(tmp_path, engine):
             await io.stop()
 
         asyncio.run(life())
+
+
+def test_a_full_disk_still_has_a_way_to_be_read(tmp_path):
+    """What lies on a file system without a free page can be opened: the path is chosen without trying a write."""
+    place = tmp_path / "mount"
+    place.mkdir()
+    with mounted("tmpfs", "size=64k", place) as small:
+        with (small / "filler").open("wb") as filler, pytest.raises(OSError, match="No space"):
+            filler.write(bytes(1 << 20))
+            filler.flush()
+        assert choose_io_path(small / "probe", direct=True).path
+        assert not (small / "probe").exists()

@@ -75,7 +75,8 @@ def _try(path: Path, open_flags: int, transfer_flags: int) -> int | None:
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
             return error.errno
-        raise
+        if error.errno not in _FULL_ERRORS:  # a full disk takes no page to try it with, but what lies there is read
+            raise
     finally:
         page.close()
     return None
