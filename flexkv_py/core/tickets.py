@@ -71,8 +71,10 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
 def expire_ticket(state: State, ticket: Ticket) -> None:
     """The deadline passed. What a save could not store in time, without room or in mid-copy, may come again."""
     rest = Outcome.THROTTLED if ticket.kind is TicketKind.SAVE else Outcome.LATE
-    level = state.levels[ticket.ack]
-    why = f"; {ticket.ack.name.lower()}: {level.last_fault}" if level.faults_in_row else ""
+    level, name = state.levels[ticket.ack], ticket.ack.name.lower()
+    why = f"; {name}: {level.last_fault}" if level.faults_in_row else ""
+    if not why and ticket.kind is TicketKind.SAVE and ticket.ack is not Tier.DRAM and not ticket.waiting:
+        why = f" while blocks were on their way to {name}: it is slow, or does not answer"
     finish_ticket(state, ticket, rest, "the deadline passed" + why)
 
 

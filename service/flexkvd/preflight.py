@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from flexkv_py.errors import FlexKVError
 from flexkvd import socket_file
 from flexkvd.config import Config, read_token
+from flexkvd.stores import s3_config
 from flexkvd.tier_tables import S3Table, SsdTable
 from flexkvd.toml_tables import bad_config, format_size
 
@@ -31,7 +32,7 @@ def problems(config: Config) -> list[FlexKVError]:
     if (ssd := config.ssd) is not None:
         checks.append(lambda: _check_directory(ssd))
     if (s3 := config.s3) is not None:
-        checks += [lambda: _check_endpoint(s3), lambda: _check_ca_bundle(s3)]
+        checks += [lambda: _check_s3(s3), lambda: _check_ca_bundle(s3)]
     return [problem for check in checks if (problem := _problem(check)) is not None]
 
 
@@ -111,6 +112,12 @@ def _check_endpoint(table: S3Table) -> None:
             f"[s3] endpoint_url = {table.endpoint_url!r} is no URL of a server: write http://host:port or "
             "https://host, or leave it empty for AWS"
         )
+
+
+def _check_s3(table: S3Table) -> None:
+    """The endpoint, and keys that contradict each other. Raises FlexKVError."""
+    _check_endpoint(table)
+    s3_config(table)
 
 
 def _check_ca_bundle(table: S3Table) -> None:
