@@ -89,7 +89,7 @@ def test_a_rewrite_without_a_place_costs_no_young_record(tmp_path, frames, seed)
         return FaultyIo(open_disk_io(directory, "threads", 4, direct=True), plan)
 
     async def first() -> set[BlockName]:
-        cache = Crowd([tmp_path], frames, open_io=open_io)
+        cache = Crowd([tmp_path], frames, open_io=open_io, amplification_max=1.5)
         async with opened(cache.store) as store:
             await cache.fill(range(2 * cache.room), random.Random(seed))
             plan.rates = {
