@@ -20,7 +20,7 @@ from flexkv_py.core.room import make_room
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset, TransferKind
 from flexkv_py.geometry import ALIGN_BYTES
-from flexkv_py.keys import NamespaceDigest
+from flexkv_py.keys import ROOT, NamespaceDigest
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
 DROPS_AGAIN_PER_EVENT_MAX = 16
@@ -157,7 +157,11 @@ def _adopt(state: State, block: Block, level: Level, location: int) -> Copy:
         block.s3 = copy
     level.used_bytes += block.index.record_bytes
     level.policy.add(copy)
-    relink(state, block)
+    if block.children is None and not block.linked:  # as `relink`, where there is nobody to spread it to
+        above = block.index.blocks.get(block.parent)
+        block.linked = block.parent == ROOT if above is None else above.linked
+    else:
+        relink(state, block)
     return copy
 
 

@@ -49,9 +49,14 @@ async def recover(tier: Tier, store: TierStore, engine: Engine, readiness: Readi
     gc.set_threshold(*GC_THRESHOLDS)
     name, count = tier.name.lower(), 0
     readiness.begin(name, lambda: f"{count} blocks found so far")
-    async for batch in store.found():
-        count += len(batch.blocks)
-        engine.post(found_event(tier, batch, engine.now_ns()))
+    if tier is Tier.SSD:  # local, so soon over; S3 may keep us waiting for hours
+        gc.disable()  # all of it stays: each collection would only look through it again
+    try:
+        async for batch in store.found():
+            count += len(batch.blocks)
+            engine.post(found_event(tier, batch, engine.now_ns()))
+    finally:
+        gc.enable()
     engine.post(RecoveryFinished(tier, engine.now_ns()))
     log.info("%s: %d blocks of the last life found", name, count)
     readiness.end(name)
