@@ -256,6 +256,22 @@ def test_a_file_deleted_underneath_takes_no_acknowledged_write(disk, frames):
     disk.live(after)
 
 
+def test_a_directory_emptied_underneath_takes_nothing_new(disk, frames):
+    """What were put there, no start would accept: every write faults and says what happened."""
+
+    async def emptied(store: SsdStore) -> None:
+        await write_all(store, frames, [block(1)])
+        for path in disk.directory.iterdir():
+            path.unlink()
+        for match in ("deleted underneath", "emptied underneath", "emptied underneath"):
+            with pytest.raises(TierFault, match=match) as caught:
+                await write_all(store, frames, [block(2)])
+            assert caught.value.fault is Fault.IO
+        assert not list(disk.directory.iterdir())
+
+    disk.live(emptied)
+
+
 def test_of_two_records_of_one_block_the_later_one_counts(disk, frames):
     """A block written twice is found once, where it was written last; the older is dropped for good and counted."""
 

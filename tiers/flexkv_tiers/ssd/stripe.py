@@ -56,6 +56,7 @@ class Stripe:
         return await self.io.run(partial(self._create, number, segment_bytes))
 
     def _create(self, number: int, segment_bytes: int) -> DiskFile:
+        self._check_marker()
         try:
             self._check_room(segment_bytes)
             partial_path = self.directory / directories.PARTIAL_SEGMENT_NAME  # a segment is whole or not there
@@ -66,6 +67,15 @@ class Stripe:
         except OSError as error:
             raise self._fault(error) from error
         return file
+
+    def _check_marker(self) -> None:
+        """A directory emptied underneath takes nothing new: no start would accept what is put there."""
+        if not (self.directory / directories.MARKER_NAME).exists():
+            raise TierFault(
+                Fault.IO,
+                f"{self.directory} was emptied underneath the daemon, its {directories.MARKER_NAME} is gone: "
+                "empty it wholly and restart the daemon",
+            )
 
     def _check_room(self, segment_bytes: int) -> None:
         disk = os.statvfs(self.directory)
