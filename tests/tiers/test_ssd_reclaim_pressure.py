@@ -13,6 +13,7 @@ from flexkv_py.core.messages import BlockName, Fault
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.diskio import DiskIo, open_disk_io
 from flexkv_tiers.diskio.faulty import DiskFaultPlan, DiskOperation, DiskTrouble, FaultyIo
+from tests.tiers.accounts import live_bytes
 from tests.tiers.contract import Frames, assert_readable, block, copy_into, opened, places_of
 from tests.tiers.test_ssd_reclaim import LENGTHS, RECORD_BYTES, Cache
 
@@ -74,7 +75,7 @@ def test_the_newest_quarter_is_never_let_go(tmp_path, frames, stripes, amplifica
             await cache.fill(range(6 * cache.room), random.Random(stripes))
             assert cache.refused == []
             assert cache.listener.lost_records
-            assert store.status()["live_bytes"] == len(cache.places) * RECORD_BYTES
+            assert await live_bytes(store) == len(cache.places) * RECORD_BYTES
             await cache.check(list(cache.places))
 
     asyncio.run(scene())
@@ -100,7 +101,7 @@ def test_a_rewrite_without_a_place_costs_no_young_record(tmp_path, frames, seed)
             assert set(cache.refused) <= {Fault.IO, Fault.FULL}
             plan.rates = {}
             await cache.fill(range(20_000, 20_000 + cache.room), random.Random(seed))
-            assert store.status()["live_bytes"] == len(cache.places) * RECORD_BYTES
+            assert await live_bytes(store) == len(cache.places) * RECORD_BYTES
             await cache.check(list(cache.places))
             return set(cache.places)
 
