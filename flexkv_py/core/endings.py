@@ -75,9 +75,6 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
     for transfer, copy, ready in saved:
         acknowledge_saved(state, transfer, ok=ready)
         _tell_waiters(state, copy, ok=ready, why="the save that was filling it failed")
-    for transfer, _, _ in saved:
-        assert transfer.ticket is not None
-        transfer.ticket.in_parts = True  # what ended with this event has been told
 
 
 def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:

@@ -32,7 +32,6 @@ class Ticket:
     stored: int = 0
     detail: str = ""
     over: bool = False
-    in_parts: bool = False  # a save whose blocks did not all become ready in one event
 
 
 @dataclass(slots=True, eq=False)

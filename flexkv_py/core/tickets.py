@@ -55,8 +55,7 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
     if session is not None:
         del session.tickets[ticket.id]
     _count(state, ticket, outcomes)
-    in_order = not ticket.in_parts and Outcome.PRESENT not in outcomes
-    if ticket.kind is TicketKind.SAVE and ticket.index is not None and not in_order:
+    if ticket.kind is TicketKind.SAVE and ticket.index is not None:
         found = (ticket.index.blocks.get(key) for key in ticket.keys)
         state.touch_tail_first([block for block in found if block is not None])
     if not tell:
