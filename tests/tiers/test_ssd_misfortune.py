@@ -39,6 +39,7 @@ class Books:
         self.maybe: set[BlockName] = set()
         """Asked for and not acknowledged, or its drop failed: it may be there or not."""
         self.faults: list[TierFault] = []
+        self.up = True
 
     def _open_io(self, place: Path) -> DiskIo:
         disk = FaultyIo(open_disk_io(place, "threads", 4, direct=True), self.plans[place])
@@ -46,7 +47,13 @@ class Books:
         return disk
 
     def changed(self, up: bool, reason: str) -> None:
-        raise AssertionError(f"{up}: {reason}")
+        assert up is not self.up, reason
+        self.up = up
+
+    async def back(self) -> None:
+        """Wait until the store says that it takes writes again."""
+        while not self.up:
+            await asyncio.sleep(0.01)
 
     def appeared(self, batch: FoundBatch) -> None:
         raise AssertionError(batch)
@@ -106,7 +113,7 @@ def found_again(directories: Sequence[Path], frames: Frames, before: Books) -> N
 
 
 def test_a_directory_that_turns_read_only(tmp_path, frames):
-    """No further segment can be made: writes that need one are IO faults with the reason, all else goes on."""
+    """No further segment can be made: after three IO faults the tier is down and says why, until it takes writes."""
 
     async def life(switch: ReadOnlySwitch) -> Books:
         books = Books([switch.directory], frames)
@@ -116,12 +123,16 @@ def test_a_directory_that_turns_read_only(tmp_path, frames):
             switch.read_only()
             refused = [number for number in range(20, 40) if not await books.put(number)]
             assert refused
-            assert {fault.fault for fault in books.faults} == {Fault.IO}
-            assert "Read-only file system" in books.faults[0].detail
+            assert [fault.fault for fault in books.faults[:4]] == [Fault.IO] * 3 + [Fault.DOWN]
+            assert all("Read-only file system" in fault.detail for fault in books.faults)
+            assert not books.up
+            assert "Read-only file system" in books.store.status()["down_because"]
             await books.drop(block(3))
             await books.check()
             books.count_faults()
             switch.writable()
+            await books.back()
+            assert books.store.status()["up"]
             for number in range(40, 60):
                 assert await books.put(number)
             await books.check()

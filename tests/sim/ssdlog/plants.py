@@ -82,9 +82,10 @@ def _log_acknowledged_before_sync(right: Any) -> Any:
 
 @_plant("a drop marks the record as dead in memory alone", (Stripe, "kill"))
 def _log_drop_not_durable(_: Any) -> Any:
-    def kill(_self: Stripe, segment: Any, page: int) -> DiskFuture[None]:
+    def kill(_self: Stripe, segment: Any, *pages: int) -> DiskFuture[None]:
         future: DiskFuture[None] = DiskFuture()
-        segment.dead.kill(page)
+        for page in pages:
+            segment.dead.kill(page)
         future.set_result(None)
         return future
 

@@ -36,7 +36,7 @@ class SegmentState(StrEnum):
     RECLAIMING = "reclaiming"
     """Its live records are being moved away."""
     BROKEN = "broken"
-    """Its header cannot be written: what can be read is served, nothing else."""
+    """Not believed, and its header could not be written so far: it is to be cleared."""
     DELETED = "deleted"
     """Its file was deleted underneath: what can be read is served while it is open."""
     UNREAD = "unread"
@@ -67,12 +67,14 @@ class Segment:
         default_factory=dict
     )  # page -> slot, entry; until the footer is there
     slots: array[int] = field(default_factory=lambda: array("I"))  # of records the footer names; some have left
+    owed: dict[int, BlockName | None] = field(default_factory=dict)  # places no map on disk says are dead: see `owed`
     footer: FooterSize = field(default_factory=FooterSize)
 
     def begin(self, layout: Layout, salt: bytes, sequence: int) -> None:
         """A new life: empty, with a salt no earlier record has."""
         assert not self.live_pages
         assert not self.readers
+        assert not self.owed
         self.dead = DeadMap(layout.map_count)
         self.salt, self.sequence = salt, sequence
         self.next_page = layout.first_page
@@ -95,7 +97,7 @@ class Disk:
         return [
             each
             for each in self.segments
-            if each.state is SegmentState.FREE and not each.readers and not each.map_writes
+            if each.state is SegmentState.FREE and not (each.readers or each.map_writes or each.owed)
         ]
 
     @property
@@ -230,6 +232,11 @@ class Log:
         segment.state = SegmentState.FREE
         segment.entries, segment.slots = {}, array("I")
         self._forget_older(segment)
+
+    def mended(self, segment: Segment) -> None:
+        """A header says at last that the segment holds nothing."""
+        if segment.state is SegmentState.BROKEN:
+            segment.state = SegmentState.FREE
 
     def _forget_older(self, segment: Segment) -> None:
         for slot, places in list(self.older.items()):

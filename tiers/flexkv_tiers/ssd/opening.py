@@ -73,11 +73,12 @@ async def adopt_segments(
 
 def _adopt(log: Log, number: int, stripe: Stripe, met: Met, size_bytes: int, census: Census) -> None:
     whole = met.header is not None and met.header.segment_bytes == size_bytes
-    census.headers_damaged += not whole and not met.is_blank
-    state = SegmentState.UNREAD if whole and met.sequence != FREE else SegmentState.FREE
+    damaged = not whole and not met.is_blank
+    census.headers_damaged += damaged
+    state = SegmentState.UNREAD if damaged or met.sequence != FREE else SegmentState.FREE
     segment = log.add_segment(number, met.number, state)
     stripe.files[segment.index] = met.file
-    if state is SegmentState.UNREAD:
+    if whole:
         assert met.header is not None
         segment.salt, segment.sequence = met.header.salt, met.header.sequence
         log.sequence = max(log.sequence, segment.sequence)
@@ -118,6 +119,7 @@ async def _remove(stripe: Stripe, files: Sequence[Met]) -> None:
         for each in files:
             each.file.close()
             each.file.path.unlink(missing_ok=True)
+        directories.sync_directory(stripe.directory)  # or a power cut brings back what is in them
 
     if files:
         try:

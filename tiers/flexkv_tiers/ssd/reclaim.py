@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from flexkv_py.core.messages import Fault, LostRecord
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import parse_header
-from flexkv_tiers.diskio import DiskFuture
+from flexkv_tiers.diskio import DiskFuture, settle
 from flexkv_tiers.ssd.format import PAGE_BYTES, Entry, corrupt
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState, spare_count
 from flexkv_tiers.ssd.records import move_record, verify_record
@@ -70,7 +70,8 @@ class Cleaner:
         self._waiters: list[asyncio.Future[bool]] = []
         self._spared: set[Segment] = set()  # could not be emptied; tried again when something has changed
         self._closing = False
-        self._task = asyncio.create_task(self._run())
+        self._background = Background("the SSD tier")
+        self._background.spawn(self._run())
 
     def wake(self) -> None:
         """Something changed: look whether there is something to do."""
@@ -86,10 +87,10 @@ class Cleaner:
         return await waiter
 
     async def close(self) -> None:
-        """Stop after the records that are under way. Raises what ended the task, if it was a bug."""
+        """Stop after the records that are under way."""
         self._closing = True
         self._wake.set()
-        await self._task
+        await self._background.settled()
 
     def _answer(self, room: bool) -> None:
         waiters, self._waiters = self._waiters, []
@@ -105,7 +106,7 @@ class Cleaner:
                 self._spared.clear()
                 while not self._closing and await self._step():
                     pass
-        finally:  # also after a bug, which `close` raises: nobody waits for a cleaner that is gone
+        finally:  # also after a bug: nobody waits for a cleaner that is gone
             self._closing = True
             self._answer(False)
 
@@ -158,7 +159,7 @@ class Cleaner:
         left = [slot for slot in self._log.live_slots(victim) if not self._log.table.has(slot, DAMAGED | LEAVING)]
         if left and not chosen.may_lose:
             return False
-        if not await self._kill_left(victim):
+        if not await self._kill_left(victim, names):
             return False
         self._let_go(victim, names)
         await self._stripe.clear(victim, self._roller.layout)
@@ -168,8 +169,11 @@ class Cleaner:
             victim.state = SegmentState.DELETED
         return True
 
-    async def _kill_left(self, victim: Segment) -> bool:
+    async def _kill_left(self, victim: Segment, names: dict[int, Entry]) -> bool:
         """Make what is let go of dead wherever a restart would find it; False when the disk failed."""
+        if any((entry := names.get(self._log.table.place(slot)[1])) and self._stripe.owed.of(entry.block)
+               for slot in self._log.live_slots(victim)):
+            return False  # an earlier failed write of the block may still be found: not gone yet
         places = [place for slot in self._log.live_slots(victim) for place in self._log.places(slot)]
         outcomes = await asyncio.gather(*(self._stripe.kill(*place) for place in places), return_exceptions=True)
         faults = [outcome for outcome in outcomes if isinstance(outcome, TierFault)]
@@ -231,8 +235,7 @@ class Cleaner:
             except TierFault as fault:
                 self._log.abandon(placed)
                 self._roller.write_failed(target, fault)
-                with suppress(TierFault):
-                    await self._stripe.kill(target, placed.entry.page)
+                await settle(self._stripe.bury(target, entry.block, placed.entry.page))
                 raise
             else:
                 self._log.commit_move(placed, slot)

@@ -11,14 +11,13 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 
-from flexkv_py.core.messages import FoundBlock
+from flexkv_py.core.messages import BlockName, FoundBlock
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskFuture, settle
-from flexkv_tiers.ssd.format import PAGE_BYTES, Footer, Group, Layout, Row, parse_footer, parse_trailer
+from flexkv_tiers.ssd.format import MAP_BIT_PAGES, PAGE_BYTES, Footer, Group, Layout, Row, parse_footer, parse_trailer
 from flexkv_tiers.ssd.log import Log, Segment, SegmentState
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
@@ -118,7 +117,7 @@ class Recovery:
         if index.footer is not None:
             end = sum(index.footer.rows[-1][:2]) if index.footer.rows else 0
             segment.next_page = max(segment.next_page, end, segment.dead.end)
-            index.resume = is_newest and self._has_room(segment)
+            index.resume = is_newest and index.footer.is_clean and self._has_room(segment)
             return self._enter(segment, index.footer)
         if index.scan is None:
             segment.state = SegmentState.RECLAIMING  # to be cleared
@@ -138,10 +137,17 @@ class Recovery:
     def _count_scan(self, segment: Segment, found: Scan) -> None:
         self.census.scanned += 1
         self.census.torn += len(found.torn)
-        self.census.unreadable += found.unreadable
-        for page in found.torn:
-            self._kills.append(self.stripes[segment.disk].kill(segment, page))
+        self.census.unreadable += len(found.unreadable)
+        for page, block in found.torn.items():
+            self._bury(segment, block, page)
+        starts = {entry.page // MAP_BIT_PAGES for entry in found.entries}
+        for run in found.unreadable:  # what this life does not know must not come up in a later one
+            pages = [page for page in run if page // MAP_BIT_PAGES not in starts]
+            self._bury(segment, None, *pages)
         segment.next_page = max(found.end, segment.dead.end)
+
+    def _bury(self, segment: Segment, block: BlockName | None, *pages: int) -> None:
+        self._kills.append(self.stripes[segment.disk].bury(segment, block, *pages))
 
     def _keep_entries(self, segment: Segment, footer: Footer) -> None:
         """What a footer will be made of."""
@@ -161,40 +167,43 @@ class Recovery:
         if segment.dead.any:
             rows = [row for row in rows if not segment.dead.is_dead(row[0])]
         if not _all_new(rows, known):
-            rows = self._without_known(segment, rows, known)
+            rows = self._without_known(segment, footer, rows, known)
         slots = self.log.settle(segment, [row[0] for row in rows], [row[1] for row in rows])
         segment.slots.extend(slots)
         self.census.found += len(rows)
         return _batches(footer, rows, known, self.log.table.locations(slots)) if rows else []
 
-    def _without_known(self, segment: Segment, rows: list[Row], known: Sequence[dict[bytes, int]]) -> list[Row]:
+    def _without_known(
+        self, segment: Segment, footer: Footer, rows: list[Row], known: Sequence[dict[bytes, int]]
+    ) -> list[Row]:
         """Rows of blocks that no earlier segment has; of two in this one the later counts."""
         fresh, here = [], set()
         for row in reversed(rows):
-            page, pages, _, group, key, _ = row
+            page, pages, _, group, key, parent = row
+            block = BlockName(*footer.groups[group], key, parent)
             if (group, key) in here:
-                self._second(segment, page)
+                self._second(segment, page, block)
             elif key in known[group]:
-                self._newer(segment, page, pages, known[group][key])
+                self._newer(segment, page, pages, known[group][key], block)
             else:
                 fresh.append(row)
             here.add((group, key))
         return fresh[::-1]
 
-    def _second(self, segment: Segment, page: int) -> None:
+    def _second(self, segment: Segment, page: int, block: BlockName) -> None:
         self.census.duplicates += 1
-        self._kills.append(self.stripes[segment.disk].kill(segment, page))
+        self._bury(segment, block, page)
 
-    def _newer(self, segment: Segment, page: int, pages: int, location: int) -> None:
+    def _newer(self, segment: Segment, page: int, pages: int, location: int, block: BlockName) -> None:
         """A record that is known already, written again later: it lies here from now on."""
         slot = self.log.table.slot(location)
         if slot is None or self.log.table.pages(slot) != pages:  # dropped since it was told, or cut otherwise
-            self._second(segment, page)
+            self._second(segment, page, block)
             return
         old, old_page = self.log.take_newer(slot, segment, page)
         segment.slots.append(slot)
         self._older.append(old)
-        self._second(old, old_page)
+        self._second(old, old_page, block)
 
     async def _finish(self, index: Index) -> None:
         """What a segment needs on disk after it was read: drops of what is not wanted, an end, or emptying."""
@@ -203,10 +212,7 @@ class Recovery:
             segment.state = SegmentState.SEALED
         kills, self._kills = self._kills, []
         cancelled = [await settle(kill) for kill in kills]
-        for kill in kills:
-            with suppress(TierFault):
-                kill.result()
-        if any(cancelled):
+        if any(cancelled):  # what failed is owed
             raise asyncio.CancelledError
         if index.footer is None:  # by its state one could not tell: the cleaner may be emptying it by now
             try:
@@ -214,6 +220,7 @@ class Recovery:
             except TierFault as fault:
                 self.failed(fault)
                 segment.state = SegmentState.BROKEN
+                self.stripes[segment.disk].owe_clearing(segment)
             else:
                 self.log.freed(segment)
         if index.resume:
@@ -244,9 +251,14 @@ class Recovery:
 
 
 async def read_index(stripe: Stripe, segment: Segment, layout: Layout, failed: Callable[[TierFault], None]) -> Index:
-    """Read a segment's dead maps, then its footer or else all of it. `failed` hears what was damaged."""
+    """Read a segment's dead maps, then its footer or else all of it. `failed` hears what was damaged.
+
+    Neither of one without a salt, whose header is not believed.
+    """
     io, file = stripe.io, stripe.files[segment.index]
     index = Index(segment)
+    if not segment.salt:
+        return index
     with io.pages(layout.first_page - 1) as memory:
         try:
             await io.read(file, [memory], PAGE_BYTES, partial(_load_maps, segment, memory, layout))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from flexkv_py.core.messages import Fault
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.ssd.format import Entry, Layout
 from flexkv_tiers.ssd.log import Log, Placed, Segment, SegmentState
@@ -31,7 +31,7 @@ class Roller:
         self._stripes = stripes
         self._sealed = sealed
         self._failed = failed
-        self._tasks: set[asyncio.Task[Any]] = set()  # segments being opened or sealed
+        self._background = Background("the SSD tier")  # segments being opened or sealed
         self._sealing: set[int] = set()  # exactly the segments whose seal runs, by index
 
     @property
@@ -44,14 +44,7 @@ class Roller:
 
         Raises TierFault, FULL when the disk has no room for its file. Runs to its end even if the caller is cancelled.
         """
-        opening = asyncio.create_task(self._open_next(number, seen, rewriting=rewriting))
-        self._tasks.add(opening)
-        opening.add_done_callback(self._end_task)
-        return await asyncio.shield(opening)
-
-    def _end_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        task.exception()  # whoever waits for it raises it; if nobody does any more, it is not an accident
+        return await asyncio.shield(self._background.spawn(self._open_next(number, seen, rewriting=rewriting)))
 
     async def _open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
         disk, stripe = self._log.disks[number], self._stripes[number]
@@ -125,9 +118,7 @@ class Roller:
         if segment.state is not SegmentState.SEALING or segment.writes or segment.index in self._sealing:
             return
         self._sealing.add(segment.index)
-        task = asyncio.create_task(self._seal(segment))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.spawn(self._seal(segment))
 
     async def _seal(self, segment: Segment) -> None:
         try:
@@ -150,5 +141,4 @@ class Roller:
 
     async def close(self) -> None:
         """Let segments that are being opened or sealed end that."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.settled()

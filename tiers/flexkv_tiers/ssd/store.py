@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,11 @@ from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
+from flexkv_tiers.ssd.health import Health
 from flexkv_tiers.ssd.log import Log, Placed, Segment
+from flexkv_tiers.ssd.mender import Mender
 from flexkv_tiers.ssd.opening import adopt_segments
+from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
@@ -44,8 +47,6 @@ RESERVE_SHARE = 50
 """Unless told otherwise, one part in so many of the file system stays free, at most RESERVE_BYTES_MAX."""
 PLACE_ATTEMPTS_MAX = 64
 """Others may take the room a writer waited for; after so many times the tier is called full."""
-PAUSE_S = 1.0
-"""A directory that failed a write is left alone for so long while others work."""
 
 
 class SsdStore:
@@ -90,11 +91,14 @@ class SsdStore:
         self._open_io = open_io or partial(open_disk_io, engine="auto", depth=DEPTH, direct=True)
         self._budget = RewriteBudget(amplification_max, self.usable_bytes)
         self._log = Log(len(self._directories), self.usable_bytes, self._budget)
+        self._owed = Owed()
         self._stripes: list[Stripe] = []
         self._cleaners: list[Cleaner] = []
         self._roller = Roller(self._log, self._stripes, self._sealed, self._failed)
         self._moving: dict[int, DiskFuture[None]] = {}  # records that are being rewritten, by slot
-        self._paused_until_s = [0.0] * len(self._directories)
+        self._health = Health(len(self._directories))
+        mended, changed = self._sealed, self._changed
+        self._mender = Mender(self._log, self._stripes, self._owed, self._health, self._failed, mended, changed)
         self._census = Census()
         self._reclaimed = Reclaimed()
         self._faults: Counter[Fault] = Counter()
@@ -116,7 +120,7 @@ class SsdStore:
                 io = self._open_io(held.directory)
             except OSError as error:
                 raise directories.refusal(held.directory, error) from error
-            self._stripes.append(Stripe(held, io, self._reserve(held.directory)))
+            self._stripes.append(Stripe(held, io, self._reserve(held.directory), self._owed))
         try:
             await adopt_segments(self._log, self._stripes, self._share_bytes, self._segment_bytes, self._census)
             if self._log.layout is None and self._segment_bytes:
@@ -129,6 +133,7 @@ class SsdStore:
         for number, stripe in enumerate(self._stripes):
             parts = self._roller, self._moving, self._reclaimed, self._lost, self._failed
             self._cleaners.append(Cleaner(number, self._log, stripe, *parts))
+            stripe.refused = self._mender.wake
         self._serving = True
 
     def _reserve(self, directory: Path) -> int:
@@ -161,6 +166,7 @@ class SsdStore:
             for number in range(len(self._stripes)):
                 self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
             await self._roller.close()
+            await self._mender.close()
             for stripe in self._stripes:
                 await stripe.close()
             self._stripes.clear()
@@ -174,7 +180,8 @@ class SsdStore:
         return {
             "capacity_bytes": self._capacity_bytes,
             "usable_bytes": self.usable_bytes,
-            **status_of(self._log, self._directories, self._stripes, self._reclaimed),
+            **status_of(self._log, self._directories, self._stripes, self._reclaimed, self._health),
+            "places_owed": len(self._owed),
             "codec": self._codec.status() if self._codec else "none",
             "faults": {fault.value: self._faults[fault] for fault in Fault},
             "background_faults": {fault.value: count for fault, count in self._background_faults.items()},
@@ -200,6 +207,8 @@ class SsdStore:
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
         """Write one record and return its location; it outlives this process. Raises TierFault IO, FULL or DOWN."""
         with self._moving_on():
+            if self._health.down:
+                raise TierFault(Fault.DOWN, self._health.because)
             if self._codec is None:
                 return await self._store(block, chunks, ChunksToWrite.plain(chunks))
             async with self._codec.encoded(block.namespace, chunks) as encoded:
@@ -237,7 +246,8 @@ class SsdStore:
         for _ in range(PLACE_ATTEMPTS_MAX):
             if not self._serving:
                 raise TierFault(Fault.DOWN, "the SSD tier was closed while a write waited for room")
-            number = self._log.choose_disk(shape, pages, self._paused())
+            asked_s = self._now_s()
+            number = self._log.choose_disk(shape, pages, self._health.paused(asked_s))
             active = self._log.disks[number].active
             if placed := self._log.place(number, block, shape, pages):
                 return placed
@@ -245,7 +255,7 @@ class SsdStore:
                 full = "no segment is free and none can be reclaimed"
                 opened = await self._roller.open_next(number, active, rewriting=False)
             except TierFault as fault:
-                self._pause(number, fault)
+                self._note_failure(number, fault, asked_s)
                 if fault.fault is not Fault.FULL:
                     raise
                 opened, full = False, fault.detail
@@ -263,6 +273,7 @@ class SsdStore:
         segment, page = placed.segment, placed.entry.page
         stripe = self._stripes[segment.disk]
         file, offset = stripe.files[segment.index], page * PAGE_BYTES
+        asked_s = self._now_s()
         try:
             parts = encoded, self._arena, self._codec
             await write_record(stripe.io, file, offset, block, chunks, *parts, segment.salt)
@@ -270,11 +281,11 @@ class SsdStore:
             self._log.abandon(placed)
             if isinstance(error, TierFault):
                 self._roller.write_failed(segment, error)
-                self._pause(segment.disk, error)
-            with suppress(TierFault):  # the first fault is the one to tell
-                await stripe.kill(segment, page)
+                self._note_failure(segment.disk, error, asked_s)
+            await settle(stripe.bury(segment, block, page))
             raise
         else:
+            self._health.wrote(segment.disk)
             return self._log.commit(placed)
         finally:
             self._roller.write_ended(segment)
@@ -318,17 +329,20 @@ class SsdStore:
         if not segment.readers and self._serving:
             self._cleaners[segment.disk].wake()
 
-    async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the location alone names a record
+    async def drop(self, block: BlockName, location: int) -> None:
         """Make a record unreadable, durably. Raises TierFault(IO): the drop may then be asked for again."""
         with self._moving_on():
             if self._recovering is not None:
                 await self._recovering  # a second copy of the record may lie in a segment not yet read
+                if not self._serving:
+                    raise TierFault(Fault.DOWN, "the SSD tier was closed before all of it was read")
             while (slot := self._log.table.slot(location)) is not None and slot in self._moving:
                 await self._moving[slot]
             if slot is None or self._log.table.has(slot, LEAVING):
                 return  # gone, or going
             self._log.table.mark(slot, LEAVING)
-            kills = [self._stripes[segment.disk].kill(segment, page) for segment, page in self._log.places(slot)]
+            places = [*self._log.places(slot), *self._owed.of(block)]
+            kills = [self._stripes[segment.disk].kill(segment, page) for segment, page in places]
             cancelled = [await settle(kill) for kill in kills]
             self._end_drop(location, [error for kill in kills if (error := kill.exception()) is not None])
             if any(cancelled):
@@ -348,15 +362,22 @@ class SsdStore:
 
     # --------------------------------------------------------------- the rest
 
-    def _paused(self) -> list[bool]:
-        """Directories that failed a moment ago; none when all did."""
-        now_s = asyncio.get_running_loop().time()
-        paused = [until_s > now_s for until_s in self._paused_until_s]
-        return [False] * len(paused) if all(paused) else paused
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
-    def _pause(self, number: int, fault: TierFault) -> None:
-        if fault.fault is Fault.IO:
-            self._paused_until_s[number] = asyncio.get_running_loop().time() + PAUSE_S
+    def _note_failure(self, number: int, fault: TierFault, asked_s: float) -> None:
+        """A write failed; the directory that fails several times in a row, and is the last to, takes the tier down."""
+        was_down = self._health.down
+        if fault.fault is Fault.IO and self._serving:
+            self._health.failed(number, fault.detail, asked_s, self._now_s())
+        if self._health.down and not was_down:
+            self._changed(False, self._health.because)
+            self._mender.wake()
+
+    def _changed(self, up: bool, reason: str) -> None:
+        if self._listener is not None:
+            self._listener.changed(up, reason)
 
     def _sealed(self, number: int) -> None:
         if self._serving:

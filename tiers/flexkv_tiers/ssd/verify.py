@@ -19,6 +19,7 @@ from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, Layout
 from flexkv_tiers.ssd.log import Segment
 from flexkv_tiers.ssd.opening import Met, meet_segments
+from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.recovery import read_index
 from flexkv_tiers.ssd.scan import verify_on_disk
 from flexkv_tiers.ssd.stripe import Stripe
@@ -53,7 +54,7 @@ class SegmentReport:
 async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
     """Check each segment of a directory, in order of number. Raises FlexKVError (locked, foreign, not there)."""
     held = directories.acquire_existing(directory)
-    stripe = Stripe(held, open_disk_io(directory, "auto", DEPTH, direct=True), 0)
+    stripe = Stripe(held, open_disk_io(directory, "auto", DEPTH, direct=True), 0, Owed())
     try:
         met = await meet_segments(stripe)
         for index, each in enumerate(met):
@@ -92,7 +93,7 @@ async def _verify_segment(stripe: Stripe, index: int, met: Met) -> SegmentReport
         report.whole = len(found.scan.entries)
         report.whole_bytes = sum(entry.pages for entry in found.scan.entries) * PAGE_BYTES
         report.damaged["torn record"] += len(found.scan.torn)
-        report.damaged["unreadable"] += found.scan.unreadable
+        report.damaged["unreadable"] += len(found.scan.unreadable)
     report.damaged = +report.damaged  # only what there is
     return report
 
