@@ -90,6 +90,8 @@ class Engine:
 
     def fail(self, error: BaseException | None) -> None:
         """A bug left the state in doubt: handle no event any more."""
+        if self.broken:
+            return
         log.error("a bug: the daemon stops", exc_info=error)
         self.broken = True
         self.close()

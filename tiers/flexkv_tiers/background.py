@@ -51,5 +51,5 @@ class Background:
 def tell_bug(owner: str, error: BaseException, task: asyncio.Task[Any] | None = None) -> None:
     """Let the loop's exception handler hear of an error that is no fault; others are none of its business."""
     if not isinstance(error, TierFault):
-        context = {"message": f"a bug in {owner}", "exception": error, "task": task or asyncio.current_task()}
+        context = {"message": f"a bug in {owner}", "exception": error, "task": task}
         asyncio.get_running_loop().call_exception_handler(context)

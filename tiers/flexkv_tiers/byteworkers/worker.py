@@ -20,6 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from flexkv_py.core.messages import Fault
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.framing import HEAD_BYTES, Head, Opening, Verb, pack_frame, parse_head
 
@@ -71,6 +72,7 @@ class ByteWorker:
         self._changed = asyncio.Event()  # set while there is a child, and for good once closing
         self._closing = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
+        self._background = Background(f"byte worker {module}")
 
     @property
     def pid(self) -> int | None:
@@ -81,7 +83,7 @@ class ByteWorker:
         assert self._supervisor is None
         if not self._closing.is_set():
             first = asyncio.create_task(self._spawn())  # a start that is cancelled leaves a child, which `close` ends
-            self._supervisor = asyncio.create_task(self._supervise(first))
+            self._supervisor = self._background.spawn(self._supervise(first))
             await asyncio.shield(first)
 
     async def close(self) -> None:

@@ -15,6 +15,7 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from flexkv_py.core.messages import Fault
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import StoreListener, TierFault
 from flexkv_tiers.byteworkers import ByteWorker
 from flexkv_tiers.memory import Arena
@@ -75,6 +76,7 @@ class Bucket:
         self._encoder = msgspec.msgpack.Encoder()
         self._chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._prober: asyncio.Task[None] | None = None  # runs while the breaker is open
+        self._background = Background("the S3 tier")
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
         self._closing = asyncio.Event()
@@ -230,7 +232,7 @@ class Bucket:
         if self._prober is not None or self.closed:
             return
         self._came_back.clear()
-        self._prober = asyncio.create_task(self._probe())
+        self._prober = self._background.spawn(self._probe())
         if self._listener is not None:
             self._listener.changed(False, self._health.down_because)
 
