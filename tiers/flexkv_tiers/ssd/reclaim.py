@@ -171,8 +171,10 @@ class Cleaner:
 
     async def _kill_left(self, victim: Segment, names: dict[int, Entry]) -> bool:
         """Make what is let go of dead wherever a restart would find it; False when the disk failed."""
-        if any((entry := names.get(self._log.table.place(slot)[1])) and self._stripe.owed.of(entry.block)
-               for slot in self._log.live_slots(victim)):
+        if any(
+            (entry := names.get(self._log.table.place(slot)[1])) and self._stripe.owed.of(entry.block)
+            for slot in self._log.live_slots(victim)
+        ):
             return False  # an earlier failed write of the block may still be found: not gone yet
         places = [place for slot in self._log.live_slots(victim) for place in self._log.places(slot)]
         outcomes = await asyncio.gather(*(self._stripe.kill(*place) for place in places), return_exceptions=True)
