@@ -24,7 +24,7 @@ CLOSE_ATTEMPTS_MAX = 3
 
 
 class Mender:
-    """`failed` hears of every fault, `mended` of directories whose segments may be free now, `changed` of the tier."""
+    """`failed` hears of every fault, `mended` of directories whose segments may be free now."""
 
     def __init__(
         self,
@@ -34,7 +34,6 @@ class Mender:
         health: Health,
         failed: Callable[[TierFault], None],
         mended: Callable[[int], None],
-        changed: Callable[[bool, str], None],
     ) -> None:
         self._log = log
         self._stripes = stripes
@@ -42,7 +41,6 @@ class Mender:
         self._health = health
         self._failed = failed
         self._mended = mended
-        self._changed = changed
         self._closing = asyncio.Event()
         self._asking = False
         self._background = Background("the SSD tier")
@@ -106,5 +104,3 @@ class Mender:
                 if fault.fault is not Fault.FULL:
                     continue
             self._health.wrote(number)
-        if not self._health.down:
-            self._changed(True, "a directory of it takes writes again")

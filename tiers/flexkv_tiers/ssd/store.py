@@ -96,9 +96,8 @@ class SsdStore:
         self._cleaners: list[Cleaner] = []
         self._roller = Roller(self._log, self._stripes, self._sealed, self._failed)
         self._moving: dict[int, DiskFuture[None]] = {}  # records that are being rewritten, by slot
-        self._health = Health(len(self._directories))
-        mended, changed = self._sealed, self._changed
-        self._mender = Mender(self._log, self._stripes, self._owed, self._health, self._failed, mended, changed)
+        self._health = Health(len(self._directories), self._changed)
+        self._mender = Mender(self._log, self._stripes, self._owed, self._health, self._failed, self._sealed)
         self._census = Census()
         self._reclaimed = Reclaimed()
         self._faults: Counter[Fault] = Counter()
@@ -255,7 +254,7 @@ class SsdStore:
                 full = "no segment is free and none can be reclaimed"
                 opened = await self._roller.open_next(number, active, rewriting=False)
             except TierFault as fault:
-                self._note_failure(number, fault, asked_s)
+                self._health.failed(number, fault, asked_s, self._now_s())
                 if fault.fault is not Fault.FULL:
                     raise
                 opened, full = False, fault.detail
@@ -271,9 +270,8 @@ class SsdStore:
         self, placed: Placed, block: BlockName, chunks: Sequence[FrameSpan], encoded: ChunksToWrite
     ) -> int:
         segment, page = placed.segment, placed.entry.page
-        stripe = self._stripes[segment.disk]
+        stripe, asked_s = self._stripes[segment.disk], self._now_s()
         file, offset = stripe.files[segment.index], page * PAGE_BYTES
-        asked_s = self._now_s()
         try:
             parts = encoded, self._arena, self._codec
             await write_record(stripe.io, file, offset, block, chunks, *parts, segment.salt)
@@ -281,7 +279,7 @@ class SsdStore:
             self._log.abandon(placed)
             if isinstance(error, TierFault):
                 self._roller.write_failed(segment, error)
-                self._note_failure(segment.disk, error, asked_s)
+                self._health.failed(segment.disk, error, asked_s, self._now_s())
             await settle(stripe.bury(segment, block, page))
             raise
         else:
@@ -366,18 +364,11 @@ class SsdStore:
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
 
-    def _note_failure(self, number: int, fault: TierFault, asked_s: float) -> None:
-        """A write failed; the directory that fails several times in a row, and is the last to, takes the tier down."""
-        was_down = self._health.down
-        if fault.fault is Fault.IO and self._serving:
-            self._health.failed(number, fault.detail, asked_s, self._now_s())
-        if self._health.down and not was_down:
-            self._changed(False, self._health.because)
-            self._mender.wake()
-
     def _changed(self, up: bool, reason: str) -> None:
-        if self._listener is not None:
+        if self._listener is not None and self._serving:
             self._listener.changed(up, reason)
+        if not up:
+            self._mender.wake()
 
     def _sealed(self, number: int) -> None:
         if self._serving:
