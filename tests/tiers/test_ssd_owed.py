@@ -46,9 +46,10 @@ class Life:
 
     async def settled(self) -> None:
         """The disk has done what it was told."""
-        async with asyncio.timeout(SETTLED_S_MAX):
-            while self.store.status()["places_owed"]:
-                await asyncio.sleep(0.01)
+        end = asyncio.get_running_loop().time() + SETTLED_S_MAX
+        while (owed := self.store.status()["places_owed"]) and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+        assert not owed
 
     async def cut(self) -> None:
         """The power fails, and the disk keeps all it was given."""
