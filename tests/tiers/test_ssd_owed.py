@@ -47,8 +47,10 @@ class Life:
     async def settled(self) -> None:
         """The disk has done what it was told."""
         end = asyncio.get_running_loop().time() + SETTLED_S_MAX
-        while (owed := self.store.status()["places_owed"]) and asyncio.get_running_loop().time() < end:
+        owed = self.store.status()["places_owed"]
+        while owed and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(0.01)
+            owed = self.store.status()["places_owed"]
         assert not owed
 
     async def cut(self) -> None:

@@ -14,6 +14,7 @@ from flexkv_tiers.ssd import format as pages
 from flexkv_tiers.ssd import records, recovery, scan, store
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.log import Disk, Log, SegmentState
+from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.stripe import Stripe
 from tests.sim.plant import Plant, planter
 
@@ -124,6 +125,14 @@ def _log_older_copy_survives_a_drop(right: Any) -> Any:
         return newest
 
     return places
+
+
+@_plant("a place that the disk would not mark as dead is forgotten", (Owed, "add"))
+def _log_refused_kill_forgotten(_: Any) -> Any:
+    def add(_self: Owed, _segment: Any, _pages: Any, _block: Any) -> None:
+        return
+
+    return add
 
 
 @_plant("the room of a write that failed counts as live for ever", (Log, "abandon"))
