@@ -56,10 +56,10 @@ class Callers:
 
     async def _wait(self, until: str) -> None:
         done, _ = await asyncio.wait(list(self.running), timeout=PATIENCE_S, return_when=until)
+        if self.world.failure is not None:  # first: a recovery that failed leaves others waiting
+            raise self.world.failure
         if not done:
             raise Violation(f"{len(self.running)} operations have not ended after {PATIENCE_S} s")
-        if self.world.failure is not None:
-            raise self.world.failure
 
     def begin_life(self) -> None:
         self._stale.clear()
