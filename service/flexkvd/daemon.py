@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OUR_PACKAGES = {"flexkvd", "flexkv_tiers", "flexkv_py"}
+LOOP_PACKAGES = {"asyncio", "uvloop"}
 FAULTS = (TierFault, FlexKVError, OSError, asyncio.CancelledError)
 """What production must expect; anything else that reaches the loop is a bug."""
+BUG_SOURCES = {"task", "handle"}
+"""What the loop names beside an error of a task or a callback."""
 DRAIN_LOOK_S = 0.02
 API_SOCKET_MODE = 0o600
 
@@ -156,11 +159,11 @@ class Daemon:
     def _overheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop met an error that nobody awaits: of a task or callback of ours it is a bug, and ends the daemon.
 
-        Not what comes of a connection, which the loop tells of together with its transport: no client ends it.
+        Not what comes of a connection, of which the loop tells by its transport: no client ends the daemon.
         """
         loop.default_exception_handler(context)
         error = context.get("exception")
-        if error is not None and "transport" not in context and _is_bug(error):
+        if error is not None and BUG_SOURCES & context.keys() and _is_bug(error):
             self._parts.engine.fail(error)
 
     def _broken(self) -> None:
@@ -213,7 +216,7 @@ class Daemon:
 def _is_bug(error: BaseException) -> bool:
     """Whether an error is no fault, and was raised by what the loop itself called of our packages."""
     trace = error.__traceback__
-    while trace is not None and _package(trace) == "asyncio":
+    while trace is not None and _package(trace) in LOOP_PACKAGES:
         trace = trace.tb_next
     return trace is not None and _package(trace) in OUR_PACKAGES and not isinstance(error, FAULTS)
 

@@ -160,6 +160,25 @@ def test_a_bug_in_a_background_task_stops_the_daemon(tmp_path: Path, caplog: pyt
     assert "a bug in the SSD tier" in caplog.text
 
 
+def test_a_bug_in_a_callback_stops_the_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a move meets an assertion in a callback of the loop: the same."""
+    (tmp_path / "ssd").mkdir()
+    daemon = DaemonThread(tmp_path, ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"})
+
+    def broken(*_: object) -> None:
+        raise AssertionError("planted")
+
+    for link in daemon.parts.executor.links.values():
+        link._tell_ended = broken
+    client = Client(daemon.socket, GEOMETRY)
+    worker = Worker(client)
+    client.save(client.keys(TOKENS), worker.pages(0, 8), worker.memory, ack="ssd")
+    daemon.join()
+    client.close()
+    assert daemon.status == 1
+    assert "planted" in caplog.text
+
+
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
