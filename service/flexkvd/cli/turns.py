@@ -55,10 +55,10 @@ class Turns:
         """The first request whose session is free, if one is near enough."""
         if self._over:
             return None
-        for request in self._waiting:
-            if self._is_free(request):
-                self._waiting.remove(request)
-                return request
+        free = next(filter(self._is_free, self._waiting), None)
+        if free is not None:
+            self._waiting.remove(free)
+            return free
         while len(self._waiting) < AHEAD_MAX:
             request = next(self._requests, None)
             if request is None:
