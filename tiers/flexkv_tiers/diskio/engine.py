@@ -39,7 +39,7 @@ class Engine:
         self._syncs = GroupSyncs(self._begin_sync)
 
     def open(self, path: Path, *, create_bytes: int = 0) -> DiskFile:
-        return DiskFile(path, self._choice.path, create_bytes=create_bytes)
+        return DiskFile(path, self._choice.path, create_bytes=create_bytes, read_only=self._choice.read_only)
 
     def sync(self, file: DiskFile) -> DiskFuture[None]:
         return self._syncs.wait(file)
