@@ -59,7 +59,7 @@ def _warnings_of_disk(directory: Path, wanted_bytes: int, whole_bytes: int, room
         )
     elif wanted_bytes > room_bytes:
         yield (
-            f"[ssd] bytes wants {wanted_bytes} in {directory}, yet its file system has room for {room_bytes} now beyond "
+            f"[ssd] bytes wants {wanted_bytes} in {directory}, yet its file system has {room_bytes} for it now, beyond "
             "the reserve: the tier will run full at that; free space there, or lower bytes"
         )
 

@@ -62,10 +62,10 @@ def plan_set(
     missing = set(members) - {marker.id for marker in marked.values()}
     outdated = {path: marker for path, marker in marked.items() if marker.generation and marker.id not in members}
     _check_lineage(marked, newest, outdated)
-    if missing and not forget_missing:
-        raise _missing(len(missing), newest, [path for path in directories if path not in marked])
     if outdated and not forget_missing:
         raise _outdated(next(iter(outdated)))
+    if missing and not forget_missing:
+        raise _missing(len(missing), newest, [path for path in directories if path not in marked])
     ids = tuple(marker.id if marker and marker.id in members else new_id() for marker in markers)
     is_changed = set(ids) != set(members) or any(marker.members != members for marker in marked.values())
     generation = newest.generation + (set(ids) != set(newest.members))
@@ -114,6 +114,6 @@ def _missing(count: int, newest: Marker, empty: Sequence[Path]) -> FlexKVError:
 def _outdated(path: Path) -> FlexKVError:
     return FlexKVError(
         ErrorCode.DIRECTORY_OUTDATED,
-        f"{path} was missing when its SSD set went on without it, so what it holds is out of date: delete its content, "
-        'or set [ssd] missing_directory = "forget" to have that done at start',
+        f"{path} was missing when its SSD set went on without it, so what it holds is out of date: "
+        'set [ssd] missing_directory = "forget" to have it emptied at start, or empty it and start again',
     )
