@@ -99,4 +99,5 @@ def _check_room_for_one(wanted: Wanted) -> None:
     for directory in wanted.directories:
         room = room_in(directory, 0)
         if room.file_system_bytes and room.usable_bytes < size_bytes:
-            raise directories.refusal(directory, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            why = f"{room.usable_bytes} bytes are free, a first segment takes {size_bytes}"
+            raise directories.refusal(directory, OSError(errno.ENOSPC, why))
