@@ -73,7 +73,7 @@ class Stripe:
         if not self.held.is_in_place():
             raise TierFault(
                 Fault.IO,
-                f"{self.directory} was emptied, moved or mounted over underneath the daemon, its "
+                f"{self.directory} was emptied underneath the daemon, moved, or mounted over, its "
                 f"{directories.MARKER_NAME} is gone: put it back, or empty it wholly, and restart the daemon",
             )
 
