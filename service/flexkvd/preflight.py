@@ -40,9 +40,17 @@ def warnings(config: Config) -> Iterator[str]:
     """What works, though not as well as configured. Only for a configuration without problems."""
     if config.ssd is None:
         return
-    from flexkv_tiers.ssd.inspection import room_in  # noqa: PLC0415 - only a daemon with a disk tier needs it
+    from flexkv_tiers.ssd.directory import look  # noqa: PLC0415 - only a daemon with a disk tier needs it
+    from flexkv_tiers.ssd.inspection import room_in  # noqa: PLC0415 - likewise
 
     wanted = ssd_wanted(config.ssd)
+    plan = look(wanted.directories, forget_missing=wanted.forget_missing)
+    if plan.forgotten_count or plan.outdated:
+        emptied = ", ".join(map(str, plan.outdated)) or "none"
+        yield (
+            f'[ssd] missing_directory = "forget": what {plan.forgotten_count} missing directories of the set held is '
+            f"given up for good; to be emptied, because out of date: {emptied}"
+        )
     for directory in wanted.directories:
         room = room_in(directory, wanted.reserve_bytes)
         yield from _warnings_of_disk(directory, wanted.share_bytes, room.file_system_bytes, room.usable_bytes)

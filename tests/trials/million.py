@@ -56,7 +56,7 @@ def content_of(number: int) -> bytes:
 
 def make(directory: Path, count: int, namespace: NamespaceDigest = NAMESPACE) -> int:
     """Write `count` records of 8 KiB into `directory`; returns the bytes of its segments."""
-    [held], _ = acquire([directory])
+    [held] = acquire([directory])
     try:
         layout = Layout(SEGMENT_BYTES)
         per_segment = (layout.trailer_page - layout.first_page - layout.pages // _FOOTER_SHARE) // RECORD_PAGES

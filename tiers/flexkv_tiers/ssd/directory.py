@@ -68,11 +68,11 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / f"segment-{number:06d}.kv"
 
 
-def acquire(directories: Sequence[Path], *, forget_missing: bool = False) -> tuple[list[Held], SetPlan]:
+def acquire(directories: Sequence[Path], *, forget_missing: bool = False) -> list[Held]:
     """Make the directories of one set ours, all or none.
 
-    `forget_missing` goes on without members that are not there. Raises FlexKVError: those of `plan_set`,
-    DIRECTORY_FOREIGN, DIRECTORY_LOCKED, DIRECTORY_NOT_WRITABLE, DISK_FULL.
+    `forget_missing` goes on without members that are not there. Raises FlexKVError: BAD_CONFIG, those of
+    `plan_set`, DIRECTORY_LOCKED, DIRECTORY_NOT_WRITABLE, DISK_FULL.
     """
     look(directories, forget_missing=forget_missing)  # before a directory is made: what is refused stays untouched
     locks: list[int] = []
@@ -86,7 +86,7 @@ def acquire(directories: Sequence[Path], *, forget_missing: bool = False) -> tup
         _write_markers(directories, markers, plan)
         for directory in directories:
             _tell_holder(directory)
-        held = [
+        return [
             Held(directory, bytes.fromhex(its_id), lock)
             for directory, its_id, lock in zip(directories, plan.ids, locks, strict=True)
         ]
@@ -94,7 +94,6 @@ def acquire(directories: Sequence[Path], *, forget_missing: bool = False) -> tup
         for lock in locks:
             os.close(lock)
         raise
-    return held, plan
 
 
 def look(directories: Sequence[Path], *, forget_missing: bool) -> SetPlan:
@@ -143,8 +142,8 @@ def _read_coded(directory: Path) -> Marker | None:
 def _check_apart(directories: Sequence[Path]) -> None:
     """No directory may be, or lie in, another one of the list. Raises FlexKVError(BAD_CONFIG)."""
     for one, other in combinations(directories, 2):
-        first, second = one.resolve(), other.resolve()
-        is_same = first == second or (one.exists() and other.exists() and one.samefile(other))
+        first, second = (Path(os.path.realpath(each)) for each in (one, other))
+        is_same = first == second or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
         if is_same or first in second.parents or second in first.parents:
             how = "are one directory" if is_same else "lie one within the other"
             raise FlexKVError(

@@ -6,7 +6,6 @@ Only headers are read here; what segments hold is `recovery`'s. `SsdStore.start`
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,8 +22,6 @@ from flexkv_tiers.ssd.log import Log, SegmentState
 from flexkv_tiers.ssd.recovery import Census
 from flexkv_tiers.ssd.sizes import kept_segment_bytes, reserve_bytes_of
 from flexkv_tiers.ssd.stripe import Stripe
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ def open_stripes(
 
     Raises FlexKVError.
     """
-    holds, plan = directories.acquire(paths, forget_missing=forget_missing)
+    holds = directories.acquire(paths, forget_missing=forget_missing)
     for number, held in enumerate(holds):
         try:
             with directories.coded(held.directory):
@@ -67,13 +64,6 @@ def open_stripes(
             for other in holds[number:]:
                 os.close(other.lock)
             raise
-    if plan.forgotten_count or plan.outdated:
-        emptied = ", ".join(map(str, plan.outdated)) or "none"
-        _log.warning(
-            "the SSD set goes on without what %d missing directories held; emptied, because out of date: %s",
-            plan.forgotten_count,
-            emptied,
-        )
 
 
 async def adopt_segments(

@@ -19,7 +19,8 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 class Marker(msgspec.Struct):
     """Content of `flexkv.json`. `id` tells one life of a directory from the next.
 
-    Generation 0 is a directory that is about to join its set: its list of members is empty, and it holds nothing.
+    Generation 0, with an empty list of members, is a directory that is about to join its set, or one that was last used
+    before there were lists.
     """
 
     format: str
