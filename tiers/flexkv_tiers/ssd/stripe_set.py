@@ -103,11 +103,11 @@ def _check_lineage(marked: dict[Path, Marker], newest: Marker, outdated: dict[Pa
 
 
 def _missing(count: int, newest: Marker, empty: Sequence[Path]) -> FlexKVError:
-    where = f"nothing in {', '.join(map(str, empty))}" if empty else "not among those in [ssd] directory"
+    where = f"there is nothing in {', '.join(map(str, empty))}" if empty else "[ssd] directory does not list it"
     return FlexKVError(
         ErrorCode.DIRECTORY_MISSING,
-        f"missing of the {len(newest.members)} directories of SSD set {newest.stripe_set[:8]}: {count} ({where}). "
-        "Mount its disk, or list it again; if it is lost for good, "
+        f"of the {len(newest.members)} directories of SSD set {newest.stripe_set[:8]} {count} cannot be found: "
+        f"{where}. Mount its disk, or list it again; if it is lost for good, "
         'set [ssd] missing_directory = "forget" to go on without what it held',
     )
 
