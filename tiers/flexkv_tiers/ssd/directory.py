@@ -318,7 +318,7 @@ def _lock(directory: Path, kind: int) -> int:
         os.close(fd)
         raise FlexKVError(
             ErrorCode.DIRECTORY_LOCKED,
-            f"{directory} is in use by {_holder(directory)}: stop that, or name another directory",
+            f"{directory} is in use by {_holder(directory)}, or configure another directory",
         ) from error
     except BaseException:
         os.close(fd)
@@ -332,9 +332,9 @@ def _tell_holder(directory: Path) -> None:
 
 
 def _holder(directory: Path) -> str:
-    """Who seems to hold the lock; the file may be gone, or of a daemon that was killed."""
+    """Who seems to hold the lock, and what to do; the file may be gone, or of a daemon that was killed."""
     with suppress(OSError, ValueError):
         process = int((directory / HOLDER_NAME).read_text(encoding="ascii"))
         if Path(f"/proc/{process}").exists():
-            return f"process {process}"
-    return "another daemon, or by flexkv verify"
+            return f"process {process}: stop that daemon"
+    return "another daemon, or by flexkv verify: stop that one, or wait"
