@@ -26,6 +26,12 @@ class SsdTable:
         high=16,
     )
     bytes: int = key(Kind.SIZE, "Room the segment files may take, all directories together.", low=MIB, high=1 << 55)
+    missing_directory: Literal["refuse", "forget"] = key(
+        Kind.TEXT,
+        "What a start does when a directory of the set is not there: refuse, or go on and never believe it again.",
+        "refuse",
+        choices=("refuse", "forget"),
+    )
     segment_bytes: int = key(
         Kind.SIZE,
         "Size of a segment file; 0: chosen by capacity and first record. Fixed once a directory has segments.",

@@ -1,15 +1,14 @@
 """Replays requests against a daemon with real bytes, as several workers would, and checks every byte.
 
 Each client is one thread with a connection and a paged KV of its own. It takes the next request of the
-trace, loads the prefix that is cached, compares it, writes the rest as if computed, and saves it. Owns
-no daemon and no output: `replay` gives it both.
+trace whose session is free, loads the prefix that is cached, compares it, writes the rest as if computed,
+and saves it. Owns no daemon and no output: `replay` gives it both.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
 from flexkv_py.traces import TraceRequest
 from flexkvd.cli.ledger import Ledger
 from flexkvd.cli.pattern import Pattern
+from flexkvd.cli.turns import Turns
 
 LAYERS = 8
 PAGES = 256
@@ -58,22 +58,20 @@ class Target:
 
 
 def replay(requests: Iterator[TraceRequest], target: Target, client_count: int) -> Ledger:
-    """Serve all requests, each by the next free of `client_count` clients. Raises FlexKVError."""
+    """Serve all requests, each by a free one of `client_count` clients, in its session's turn. Raises FlexKVError."""
     geometry, pattern = target.geometry(), Pattern(target.block_bytes)
-    taking, stop = threading.Lock(), threading.Event()
-
-    def take() -> TraceRequest | None:
-        with taking:
-            return None if stop.is_set() else next(requests, None)
+    turns = Turns(requests)
 
     def serve() -> Ledger:
         try:
             with ReplayClient(target, geometry, pattern) as client:
-                while (request := take()) is not None:
-                    client.serve(request.full_ids)
-                return client.ledger
+                while True:
+                    with turns.next() as request:
+                        if request is None:
+                            return client.ledger
+                        client.serve(request.full_ids)
         except BaseException:
-            stop.set()  # the others would only fail likewise, one deadline after the other
+            turns.stop()  # the others would only fail likewise, one deadline after the other
             raise
 
     total = Ledger()

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
-from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
 from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
 from flexkv_tiers.diskio import DiskFuture, DiskIo, open_disk_io, settle
@@ -28,13 +26,19 @@ from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
 from flexkv_tiers.ssd.health import Health
 from flexkv_tiers.ssd.log import Log, Placed, Segment
 from flexkv_tiers.ssd.mender import Mender
-from flexkv_tiers.ssd.opening import adopt_segments
+from flexkv_tiers.ssd.opening import adopt_segments, open_stripes
 from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
-from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, target_segment_bytes
+from flexkv_tiers.ssd.sizes import (
+    check_capacity,
+    planned_usable_bytes,
+    segment_bytes_for,
+    target_segment_bytes,
+    whole_pages,
+)
 from flexkv_tiers.ssd.status import status_of
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
@@ -42,9 +46,6 @@ from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 DEPTH = 8
 """More than eight transfers in flight only add latency, measured with direct I/O."""
 AMPLIFICATION_MAX = 4.0
-RESERVE_BYTES_MAX = 1 << 30
-RESERVE_SHARE = 50
-"""Unless told otherwise, one part in so many of the file system stays free, at most RESERVE_BYTES_MAX."""
 PLACE_ATTEMPTS_MAX = 64
 """Others may take the room a writer waited for; after so many times the tier is called full."""
 
@@ -53,8 +54,8 @@ class SsdStore:
     """Records in `directories`, never more than `capacity_bytes` of segment files.
 
     `segment_bytes` 0 chooses a size that fits the capacity and the first record. `reserve_bytes` of the
-    file system stay free; None chooses. `open_io` makes the I/O engine of a directory (None:
-    the best there is); it may raise OSError.
+    file system stay free; None chooses. `forget_missing` goes on without directories of the set that are not there.
+    `open_io` makes the I/O engine of a directory (None: the best there is); it may raise OSError.
     """
 
     tier = Tier.SSD
@@ -67,6 +68,7 @@ class SsdStore:
         *,
         listener: StoreListener | None = None,
         segment_bytes: int = 0,
+        forget_missing: bool = False,
         amplification_max: float = AMPLIFICATION_MAX,
         reserve_bytes: int | None = None,
         open_io: Callable[[Path], DiskIo] | None = None,
@@ -75,18 +77,14 @@ class SsdStore:
         self._codec = codec
         self._directories = [directory] if isinstance(directory, Path) else list(directory)
         self._share_bytes = capacity_bytes // len(self._directories)
-        if self._share_bytes < 4 * ALIGN_BYTES or (segment_bytes and self._share_bytes < 2 * segment_bytes):
-            raise FlexKVError(
-                ErrorCode.BAD_CONFIG,
-                f"the SSD capacity is {capacity_bytes} bytes for {len(self._directories)} directories, which holds no "
-                f"record: give each at least two segments ({segment_bytes or 'some blocks'} bytes each)",
-            )
+        check_capacity(capacity_bytes, len(self._directories), segment_bytes)
         self._capacity_bytes = capacity_bytes
-        self._segment_bytes = segment_bytes // ALIGN_BYTES * ALIGN_BYTES
+        self._segment_bytes = whole_pages(segment_bytes)
         self.usable_bytes = planned_usable_bytes(capacity_bytes, len(self._directories), segment_bytes)
         """What of the capacity live records may take: without spare segments, headers, maps and footers."""
         self._arena = arena
         self._listener = listener
+        self._forget_missing = forget_missing
         self._reserve_bytes = reserve_bytes
         self._open_io = open_io or partial(open_disk_io, engine="auto", depth=DEPTH, direct=True)
         self._budget = RewriteBudget(amplification_max, self.usable_bytes)
@@ -112,15 +110,14 @@ class SsdStore:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Take the directories and open their segments. Raises FlexKVError (locked, foreign, not writable, full)."""
+        """Take the directories and open their segments.
+
+        Raises FlexKVError (locked, foreign, missing or outdated, not writable, full).
+        """
         assert not self._stripes
-        for held in directories.acquire(self._directories):  # blocks: nothing else needs the loop yet
-            try:
-                io = self._open_io(held.directory)
-            except OSError as error:
-                raise directories.refusal(held.directory, error) from error
-            self._stripes.append(Stripe(held, io, self._reserve(held.directory), self._owed))
         try:
+            how = self._open_io, self._reserve_bytes, self._owed
+            open_stripes(self._stripes, self._directories, *how, forget_missing=self._forget_missing)
             await adopt_segments(self._log, self._stripes, self._share_bytes, self._segment_bytes, self._census)
             if self._log.layout is None and self._segment_bytes:
                 self._fix(self._segment_bytes)
@@ -134,11 +131,6 @@ class SsdStore:
             self._cleaners.append(Cleaner(number, self._log, stripe, *parts))
             stripe.refused = self._mender.wake
         self._serving = True
-
-    def _reserve(self, directory: Path) -> int:
-        if self._reserve_bytes is not None:
-            return self._reserve_bytes
-        return min(RESERVE_BYTES_MAX, directories.file_system_bytes(directory) // RESERVE_SHARE)
 
     def _check_disks(self) -> None:
         """An empty tier must be able to hold something; one with segments serves those, full disk or not."""

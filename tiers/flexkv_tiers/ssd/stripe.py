@@ -77,12 +77,12 @@ class Stripe:
         return file
 
     def _check_marker(self) -> None:
-        """A directory emptied underneath takes nothing new: no start would accept what is put there."""
-        if not (self.directory / directories.MARKER_NAME).exists():
+        """A directory emptied or replaced underneath takes nothing new: no start would accept what is put there."""
+        if not self.held.is_in_place():
             raise TierFault(
                 Fault.IO,
-                f"{self.directory} was emptied underneath the daemon, its {directories.MARKER_NAME} is gone: "
-                "empty it wholly and restart the daemon",
+                f"{self.directory} was emptied underneath the daemon, moved, or mounted over, its "
+                f"{directories.MARKER_NAME} is gone: put it back, or empty it wholly, and restart the daemon",
             )
 
     def _check_room(self, segment_bytes: int) -> None:
