@@ -159,7 +159,7 @@ class Cleaner:
         left = [slot for slot in self._log.live_slots(victim) if not self._log.table.has(slot, DAMAGED | LEAVING)]
         if left and not chosen.may_lose:
             return False
-        if not await self._kill_left(victim, names):
+        if self._is_owed(victim, names) or not await self._kill_left(victim):
             return False
         self._let_go(victim, names)
         await self._stripe.clear(victim, self._roller.layout)
@@ -169,13 +169,13 @@ class Cleaner:
             victim.state = SegmentState.DELETED
         return True
 
-    async def _kill_left(self, victim: Segment, names: dict[int, Entry]) -> bool:
+    def _is_owed(self, victim: Segment, names: dict[int, Entry]) -> bool:
+        """Whether an earlier record of a block that is let go of may still be found: then the block is not gone yet."""
+        entries = (names.get(self._log.table.place(slot)[1]) for slot in self._log.live_slots(victim))
+        return any(self._stripe.owed.of(entry.block) for entry in entries if entry is not None)
+
+    async def _kill_left(self, victim: Segment) -> bool:
         """Make what is let go of dead wherever a restart would find it; False when the disk failed."""
-        if any(
-            (entry := names.get(self._log.table.place(slot)[1])) and self._stripe.owed.of(entry.block)
-            for slot in self._log.live_slots(victim)
-        ):
-            return False  # an earlier failed write of the block may still be found: not gone yet
         places = [place for slot in self._log.live_slots(victim) for place in self._log.places(slot)]
         outcomes = await asyncio.gather(*(self._stripe.kill(*place) for place in places), return_exceptions=True)
         faults = [outcome for outcome in outcomes if isinstance(outcome, TierFault)]

@@ -138,16 +138,17 @@ class Recovery:
         self.census.scanned += 1
         self.census.torn += len(found.torn)
         self.census.unreadable += len(found.unreadable)
+        starts = {entry.page // MAP_BIT_PAGES for entry in found.entries}  # whose bits no other page may set
         for page, block in found.torn.items():
-            self._bury(segment, block, page)
-        starts = {entry.page // MAP_BIT_PAGES for entry in found.entries}
+            if page // MAP_BIT_PAGES not in starts:
+                self._bury(segment, block, page)
         for run in found.unreadable:  # what this life does not know must not come up in a later one
-            pages = [page for page in run if page // MAP_BIT_PAGES not in starts]
-            self._bury(segment, None, *pages)
+            self._bury(segment, None, *(page for page in run if page // MAP_BIT_PAGES not in starts))
         segment.next_page = max(found.end, segment.dead.end)
 
     def _bury(self, segment: Segment, block: BlockName | None, *pages: int) -> None:
-        self._kills.append(self.stripes[segment.disk].bury(segment, block, *pages))
+        if pages:
+            self._kills.append(self.stripes[segment.disk].bury(segment, block, *pages))
 
     def _keep_entries(self, segment: Segment, footer: Footer) -> None:
         """What a footer will be made of."""
