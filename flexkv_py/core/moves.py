@@ -108,10 +108,7 @@ def forget_record(state: State, copy: Copy) -> None:
 
 
 def _uncover(state: State, block: Block) -> None:
-    """A copy that stood ready to go because of the record below may not go any more.
-
-    It would otherwise block the head of the line, be written again, and so push out the next record.
-    """
+    """A copy that stood ready to go because of a record that was lost may not go any more."""
     for copy in (block.dram, block.ssd):
         if copy is not None and copy.queue is state.levels[copy.tier].reclaimable and not judge(state, copy).may_go:
             state.levels[copy.tier].take_out(copy)

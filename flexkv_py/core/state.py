@@ -67,8 +67,20 @@ class Level:
 
     def takes(self, record_bytes: int, now_ns: int) -> bool:
         """Whether blocks of this size may count on this tier as their next place down."""
-        fits = not self.capacity_bytes or record_bytes <= self.capacity_bytes
-        return self.up and fits and (not self.failing or self.pause_until_ns <= now_ns)
+        tried = self.pause_until_ns <= now_ns and not self.writes.count
+        return not self.hopeless(record_bytes) and (not self.failing or tried)
+
+    def hopeless(self, record_bytes: int) -> str:
+        """Why no waiting would bring a block of this size into the tier; empty when it may."""
+        if not self.up:
+            return f"the tier is down: {self.down_reason}"
+        if self.capacity_bytes and record_bytes > self.capacity_bytes:
+            return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
+        return ""
+
+    def is_full(self, now_ns: int) -> bool:
+        """The last write found no room, and the next is not tried yet."""
+        return self.full and self.pause_until_ns > now_ns
 
     def drops_due(self, now_ns: int) -> bool:
         """Whether a drop that failed is to be asked for again now."""
@@ -135,6 +147,7 @@ class State:
         self.relink: deque[Block] = deque()  # children whose parent's link changed
         self.history = History()
         self.demotion_faults: dict[Block, int] = {}
+        self.pushed_out: dict[Block, int] = {}  # records that made room below a copy ready to go: the uses by then
         self.timers: list[tuple[int, int, str, int]] = []
         self.timers_made = 0
         self.story = Story(config.story_events_max)
