@@ -158,6 +158,6 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
 def _slices(state: State) -> int:
     """How many events it may take to get through what is done in slices."""
     things = len(state.relink) + sum(len(waiting) for waiting in state.demands.values())
-    things += sum(len(reset.left) for reset in state.resets) + sum(len(flush.left) for flush in state.flushes.values())
+    things += sum(len(reset.left) for reset in state.resets)
     things += sum(len(level.undropped) for level in state.levels.values())
-    return things // SLICE_MIN
+    return things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())  # one at a time, at worst
