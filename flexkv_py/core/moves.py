@@ -171,6 +171,7 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     target = Copy(block, tier, 0)
     block.set_copy(tier, target)
     level.used_bytes += block.index.record_bytes
+    level.wrote_ns = level.wrote_ns if level.writes.count else state.now_ns
     level.writes.begin(block.index.record_bytes)
     if not level.budget.admits(state.now_ns):
         state.count("over_budget", tier.name.lower())

@@ -17,6 +17,7 @@ class Verdict(Enum):
     NO_TIER = "no tier below takes it"
     FAULTS = "its demotions failed"
     PUSHED_OUT = "its record made room below, and it was not used since"
+    AILS = "the tier below does not answer, and room is needed"
     WRITE = "must be written below first"
     HELD = "held by a lease and nowhere else"
 
@@ -44,6 +45,17 @@ def judge(state: State, copy: Copy) -> Verdict:
     if state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
         return Verdict.FAULTS
     return Verdict.REFUSED if all(refusal(state, level, block) for level in takers) else Verdict.WRITE
+
+
+def judge_now(state: State, copy: Copy) -> Verdict:
+    """May it go now that its room is needed? Nobody waits for a sick S3."""
+    verdict, block = judge(state, copy), copy.block
+    if verdict is not Verdict.WRITE:
+        return verdict
+    wanting = [level for level in _takers(state, copy) if block.holds or not refusal(state, level, block)]
+    if not all(level.ails(state.now_ns) for level in wanting):
+        return verdict
+    return Verdict.HELD if block.holds else Verdict.AILS
 
 
 def _stays(state: State, copy: Copy) -> bool:

@@ -12,7 +12,7 @@ from math import inf
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import evict, start_demotion, unpin
-from flexkv_py.core.placement import Verdict, explain, is_below, judge, refusal, refusals, write_may_start
+from flexkv_py.core.placement import Verdict, explain, is_below, judge, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -55,7 +55,7 @@ def _evict_one(state: State, level: Level) -> Copy | None:
         copy = level.reclaimable.oldest or level.policy.coldest()
         if copy is None:
             return None
-        verdict = judge(state, copy)
+        verdict = judge_now(state, copy)
         if verdict is Verdict.HELD:
             state.touch(copy)  # out of the way of the scan until its lease ends
         elif verdict is Verdict.WRITE:

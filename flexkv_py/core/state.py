@@ -26,6 +26,8 @@ from flexkv_py.keys import BlockKey, NamespaceDigest
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
+S3_PATIENCE_NS = 250_000_000
+"""Without the end of any write for so long, S3 is taken for sick by those who need room."""
 SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 
 
@@ -54,6 +56,7 @@ class Level:
         self.forecast = Forecast()
         self.faults_in_row = 0
         self.pause_until_ns = 0
+        self.wrote_ns = 0  # when the last write ended, or the first of those in flight began
         self.last_fault = ""
         self.full = False  # the last write found no room, whatever we counted, and nothing there may go
         self.recovering = tier in config.recovers  # not all that the last life left here is known yet
@@ -78,6 +81,15 @@ class Level:
             return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
         return ""
 
+    def ails(self, now_ns: int) -> bool:
+        """S3 pauses after a fault, or answers no write: nobody who needs room waits for it (elsewhere they do)."""
+        return self.tier is Tier.S3 and (self.pause_until_ns > now_ns or 0 < self.ails_from_ns <= now_ns)
+
+    @property
+    def ails_from_ns(self) -> int:
+        """When an S3 that goes on not answering is taken for sick; 0 while it owes no answer."""
+        return self.wrote_ns + S3_PATIENCE_NS if self.tier is Tier.S3 and self.writes.count else 0
+
     def is_full(self, now_ns: int) -> bool:
         """The last write found no room, and the next is not tried yet."""
         return self.full and self.pause_until_ns > now_ns
@@ -101,6 +113,7 @@ class Level:
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
         self.full = False
+        self.wrote_ns = now_ns
         if result.fault is None:
             self.faults_in_row = 0
             if self._shrunk_until_ns <= now_ns:
