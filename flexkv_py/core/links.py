@@ -23,6 +23,7 @@ def settle(state: State, block: Block) -> None:
         if block.uses and not index.closed:
             state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
         state.demotion_faults.pop(block, None)
+        state.pushed_out.pop(block, None)
 
 
 def relink(state: State, block: Block) -> None:
@@ -53,9 +54,13 @@ def relink_slice(state: State, blocks_max: int = RELINK_SLICE_MAX) -> None:
 
 
 def _cool(state: State, block: Block) -> None:
-    """An orphan is the first victim: nobody can match it."""
+    """An orphan is the first victim: nobody can match it. One that stood ready to go still does."""
     for copy in block.copies():
         if copy.queue is not None:
             level = state.levels[copy.tier]
+            ready_to_go = copy.queue is level.reclaimable
             level.take_out(copy)
-            level.policy.cool(copy)
+            if ready_to_go:
+                level.reclaimable.push_oldest(copy)
+            else:
+                level.policy.cool(copy)

@@ -16,7 +16,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.moves import promotion_may_start, start_promotion, unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import take_frames
+from flexkv_py.core.room import back_to_order, take_frames
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, settle_key
@@ -112,9 +112,13 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
         if not promotion_may_start(state, block, priority):
             return False
+        stood_ready = source.queue is state.levels[source.tier].reclaimable
         state.pin(source)  # making room must not evict what we are about to read
         frames = take_frames(state, index)
-        unpin(state, source)
+        if frames is None and stood_ready:
+            back_to_order(state, source, still_cold=True)  # a load that waits uses nothing
+        else:
+            unpin(state, source)
         if frames is None:
             if state.frames.fits(index.frame_pages, index.chunk_count):
                 return False

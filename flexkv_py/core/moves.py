@@ -108,10 +108,7 @@ def forget_record(state: State, copy: Copy) -> None:
 
 
 def _uncover(state: State, block: Block) -> None:
-    """A copy that stood ready to go because of the record below may not go any more.
-
-    It would otherwise block the head of the line, be written again, and so push out the next record.
-    """
+    """A copy that stood ready to go because of a record that was lost may not go any more."""
     for copy in (block.dram, block.ssd):
         if copy is not None and copy.queue is state.levels[copy.tier].reclaimable and not judge(state, copy).may_go:
             state.levels[copy.tier].take_out(copy)
@@ -174,6 +171,7 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     target = Copy(block, tier, 0)
     block.set_copy(tier, target)
     level.used_bytes += block.index.record_bytes
+    level.wrote_ns = level.wrote_ns if level.writes.count else state.now_ns
     level.writes.begin(block.index.record_bytes)
     if not level.budget.admits(state.now_ns):
         state.count("over_budget", tier.name.lower())

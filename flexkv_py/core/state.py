@@ -26,6 +26,8 @@ from flexkv_py.keys import BlockKey, NamespaceDigest
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
+S3_PATIENCE_NS = 250_000_000
+"""Without the end of any write for so long, S3 is taken for sick by those who need room."""
 SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 
 
@@ -54,6 +56,7 @@ class Level:
         self.forecast = Forecast()
         self.faults_in_row = 0
         self.pause_until_ns = 0
+        self.wrote_ns = 0  # when the last write ended, or the first of those in flight began
         self.last_fault = ""
         self.full = False  # the last write found no room, whatever we counted, and nothing there may go
         self.recovering = tier in config.recovers  # not all that the last life left here is known yet
@@ -67,8 +70,29 @@ class Level:
 
     def takes(self, record_bytes: int, now_ns: int) -> bool:
         """Whether blocks of this size may count on this tier as their next place down."""
-        fits = not self.capacity_bytes or record_bytes <= self.capacity_bytes
-        return self.up and fits and (not self.failing or self.pause_until_ns <= now_ns)
+        tried = self.pause_until_ns <= now_ns and not self.writes.count
+        return not self.hopeless(record_bytes) and (not self.failing or tried)
+
+    def hopeless(self, record_bytes: int) -> str:
+        """Why no waiting would bring a block of this size into the tier; empty when it may."""
+        if not self.up:
+            return f"the tier is down: {self.down_reason}"
+        if self.capacity_bytes and record_bytes > self.capacity_bytes:
+            return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
+        return ""
+
+    def ails(self, now_ns: int) -> bool:
+        """S3 pauses after a fault, or answers no write: nobody who needs room waits for it (elsewhere they do)."""
+        return self.tier is Tier.S3 and (self.pause_until_ns > now_ns or 0 < self.ails_from_ns <= now_ns)
+
+    @property
+    def ails_from_ns(self) -> int:
+        """When an S3 that goes on not answering is taken for sick; 0 while it owes no answer."""
+        return self.wrote_ns + S3_PATIENCE_NS if self.tier is Tier.S3 and self.writes.count else 0
+
+    def is_full(self, now_ns: int) -> bool:
+        """The last write found no room, and the next is not tried yet."""
+        return self.full and self.pause_until_ns > now_ns
 
     def drops_due(self, now_ns: int) -> bool:
         """Whether a drop that failed is to be asked for again now."""
@@ -89,6 +113,7 @@ class Level:
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
         self.full = False
+        self.wrote_ns = now_ns
         if result.fault is None:
             self.faults_in_row = 0
             if self._shrunk_until_ns <= now_ns:
@@ -135,6 +160,7 @@ class State:
         self.relink: deque[Block] = deque()  # children whose parent's link changed
         self.history = History()
         self.demotion_faults: dict[Block, int] = {}
+        self.pushed_out: dict[Block, int] = {}  # records that made room below a copy ready to go: the uses by then
         self.timers: list[tuple[int, int, str, int]] = []
         self.timers_made = 0
         self.story = Story(config.story_events_max)
