@@ -26,8 +26,14 @@ class Operator:
         self._parts = parts
         self.metrics = Metrics(self)
 
-    def readiness(self) -> dict[str, object]:
-        return self._parts.readiness.report()
+    def readiness(self) -> dict[str, Any]:
+        """See `Readiness.report`; a tier that is down is degraded for its reason, whatever step it is at."""
+        report: dict[str, Any] = self._parts.readiness.report()
+        levels = self._parts.planner.state.levels.values()
+        report["degraded"] |= {
+            level.tier.name.lower(): f"down: {level.down_reason}" for level in levels if not level.up
+        }
+        return report
 
     def metrics_text(self) -> bytes:
         return self.metrics.text()
@@ -53,7 +59,7 @@ class Operator:
         return {
             "version": flexkv_py.__version__,
             "boot": parts.boot.hex(),
-            **parts.readiness.report(),
+            **self.readiness(),
             "planner": facts_of(parts.planner.state),
             "counters": _nested(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),

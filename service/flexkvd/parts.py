@@ -73,7 +73,8 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     codecs = Codecs.make(config, arena)
     stack.push_async_callback(codecs.close)
     await codecs.start()
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine))
+    readiness = Readiness()
+    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
@@ -88,4 +89,4 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, Readiness(), lag)
+    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, lag)
