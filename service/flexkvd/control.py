@@ -29,10 +29,9 @@ class Operator:
     def readiness(self) -> dict[str, Any]:
         """See `Readiness.report`; a tier that is down is degraded for its reason, whatever step it is at."""
         report: dict[str, Any] = self._parts.readiness.report()
-        levels = self._parts.planner.state.levels.values()
-        report["degraded"] |= {
-            level.tier.name.lower(): f"down: {level.down_reason}" for level in levels if not level.up
-        }
+        for tier, level in self._parts.planner.state.levels.items():
+            if not level.up:
+                report["degraded"][tier.name.lower()] = f"down: {level.down_reason}"
         return report
 
     def metrics_text(self) -> bytes:

@@ -1,6 +1,7 @@
 """What a store finds out by itself, as events for the planner.
 
-Owns nothing: every call becomes one event, in bounded batches; a tier that is down is not waited for. Made by `parts`, called by the stores.
+Owns nothing: every call becomes one event, in bounded batches, and readiness waits for no tier that is down.
+Made by `parts`, called by the stores.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ FAULT_OF = {
     Trouble.UNREACHABLE: Fault.DOWN,
     Trouble.THROTTLED: Fault.IO,
     Trouble.TIMEOUT: Fault.LATE,
+    Trouble.SILENT: Fault.DOWN,
     Trouble.SERVER: Fault.IO,
     Trouble.CUT: Fault.IO,
     Trouble.REFUSED: Fault.IO,
@@ -47,8 +48,14 @@ HOPELESS = frozenset(
 )
 """No request can succeed until somebody changes something."""
 
-OUTAGES = WORTH_RETRYING | HOPELESS | {Trouble.STOPPED}
+CONCLUSIVE = HOPELESS | {Trouble.SILENT}
+"""One of these is enough to stop asking."""
+
+OUTAGES = WORTH_RETRYING | CONCLUSIVE | {Trouble.STOPPED}
 """The bucket as a whole did not serve us; anything else is an answer about one object."""
+
+UNHEARD = frozenset({Trouble.UNREACHABLE, Trouble.TIMEOUT, Trouble.STOPPED})
+"""The attempt ended without a word from the server."""
 
 NEW_LOOK = frozenset({Trouble.DENIED, Trouble.EXPIRED})
 """Other credentials may lie where boto3 looks for them by now."""
@@ -73,6 +80,10 @@ _CURE = {
         "name, s3.addressing_style"
     ),
     Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
+    Trouble.SILENT: (
+        "check the server and the network on the way; s3.silence_s, and s3.read_timeout_s at most, is how long we "
+        "wait before we ask whether it is there, and how long for the answer"
+    ),
     Trouble.STOPPED: "check the server's load; s3.operation_timeout_s says how long a move may take",
     Trouble.THROTTLED: "lower s3.processes or s3.threads, or raise the server's limits",
     Trouble.REFUSED: (

@@ -30,6 +30,7 @@ class Trouble(StrEnum):
     CUT = "cut"
     REFUSED = "refused"
     STOPPED = "stopped"
+    SILENT = "silent"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
