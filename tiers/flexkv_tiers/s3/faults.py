@@ -24,6 +24,7 @@ FAULT_OF = {
     Trouble.THROTTLED: Fault.IO,
     Trouble.TIMEOUT: Fault.LATE,
     Trouble.SILENT: Fault.DOWN,
+    Trouble.SCHEME: Fault.DOWN,
     Trouble.SERVER: Fault.IO,
     Trouble.CUT: Fault.IO,
     Trouble.REFUSED: Fault.IO,
@@ -43,6 +44,7 @@ HOPELESS = frozenset(
         Trouble.SKEWED,
         Trouble.REGION,
         Trouble.CERTIFICATE,
+        Trouble.SCHEME,
         Trouble.BUCKET_MISSING,
     }
 )
@@ -72,12 +74,15 @@ _CURE = {
         "set s3.ca_bundle to a file with the certificate of the authority that signed the server's, "
         "and s3.endpoint_url to a name that stands in it"
     ),
+    Trouble.SCHEME: (
+        "begin s3.endpoint_url with http:// if the server speaks plain HTTP there, with https:// if it speaks TLS"
+    ),
     Trouble.BUCKET_MISSING: (
         "create the bucket or correct s3.bucket, and s3.region or s3.endpoint_url if it is elsewhere"
     ),
     Trouble.UNREACHABLE: (
-        "check that the server runs, that s3.endpoint_url is right and, where the bucket's name stands in the host "
-        "name, s3.addressing_style"
+        "check that the server runs, that s3.endpoint_url is right (http or https, name, port) and, where the bucket's "
+        "name stands in the host name, s3.addressing_style; if there is a proxy: HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     ),
     Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
     Trouble.SILENT: (
@@ -90,6 +95,13 @@ _CURE = {
         "check s3.bucket, s3.region, s3.addressing_style ('path' for most servers but AWS), s3.sse and "
         "s3.sse_kms_key_id"
     ),
+    Trouble.SERVER: "look into the server's log: it failed by its own account",
+    Trouble.CUT: (
+        "check the network and what stands between us and the server; if it never worked, whether s3.endpoint_url "
+        "begins with the http or https that is spoken there"
+    ),
+    Trouble.MISSING: "nothing is to be done if it was deleted on purpose; else check s3.prefix",
+    Trouble.CORRUPT: "nothing is to be done, the block is saved anew when it is wanted; many of these: a bad network",
     Trouble.FULL: "make room in the bucket or raise its quota",
 }
 
@@ -100,6 +112,7 @@ _CODE = {
     Trouble.REGION: ErrorCode.BAD_CONFIG,
     Trouble.BUCKET_MISSING: ErrorCode.S3_BUCKET_MISSING,
     Trouble.REFUSED: ErrorCode.BAD_CONFIG,
+    Trouble.SCHEME: ErrorCode.BAD_CONFIG,
 }
 
 _TROUBLE_OF_CODE = {
@@ -159,7 +172,7 @@ def trouble_of(error: Exception) -> Trouble | None:
     if isinstance(error, boto.ReadTimeoutError | TimeoutError):
         return Trouble.TIMEOUT
     if isinstance(error, boto.SSLError):
-        return Trouble.CERTIFICATE
+        return Trouble.SCHEME if "WRONG_VERSION_NUMBER" in str(error) else Trouble.CERTIFICATE
     if isinstance(error, boto.ConnectionError):
         return Trouble.UNREACHABLE
     if isinstance(error, _credential_errors()):
@@ -183,9 +196,8 @@ def _credential_errors() -> tuple[type[Exception], ...]:
 
 
 def explained(failure: Failed) -> str:
-    """The failure's detail with its cure, where there is one."""
-    cure = _CURE.get(failure.trouble)
-    return f"{failure.detail}: {cure}" if cure else failure.detail
+    """The failure's detail with its cure: there is one for every trouble."""
+    return f"{failure.detail}: {_CURE[failure.trouble]}"
 
 
 def tier_fault(failure: Failed) -> TierFault:

@@ -31,6 +31,7 @@ class Trouble(StrEnum):
     REFUSED = "refused"
     STOPPED = "stopped"
     SILENT = "silent"
+    SCHEME = "scheme"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
