@@ -113,7 +113,7 @@ def ask(config, frames):
 
 
 def test_tls_to_a_server_of_plain_http_names_the_setting(frames, tmp_path):
-    """https:// at a server that speaks http is told as that, not as a certificate, and refuses the start."""
+    """An https:// URL of a server that speaks http is told as that, not as a certificate, and refuses the start."""
     url = shared_server().endpoint_url.replace("http://", "https://")
     config = replace(patient(tmp_path.name), endpoint_url=url)
     with pytest.raises(FlexKVError, match=r"s3\.endpoint_url with http://") as caught:
@@ -121,7 +121,9 @@ def test_tls_to_a_server_of_plain_http_names_the_setting(frames, tmp_path):
     assert caught.value.code is ErrorCode.BAD_CONFIG
 
 
-@pytest.mark.parametrize("answer", [b"\x15\x03\x01\x00\x02\x02\x46", b"HTTP/1.0 400 Bad Request\r\n\r\nan HTTPS server"])
+@pytest.mark.parametrize(
+    "answer", [b"\x15\x03\x01\x00\x02\x02\x46", b"HTTP/1.0 400 Bad Request\r\n\r\nan HTTPS server"]
+)
 def test_plain_http_to_a_server_of_tls_names_the_setting(frames, tmp_path, answer):
     """http:// at a TLS port, which answers with an alert or with a sentence of its own: the same trouble."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -118,7 +118,7 @@ class Bucket:
     def status(self) -> dict[str, object]:
         return {
             **self._health.status(),
-            "processes": [worker.pid for worker in self._workers],
+            "processes": [worker.pid for worker in self._workers if worker.pid is not None],  # that live now
             "process_deaths": sum(worker.deaths for worker in self._workers),
             "moves_running": sum(worker.running for worker in self._workers),
             **self.counts,

@@ -86,8 +86,8 @@ _CURE = {
     ),
     Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
     Trouble.SILENT: (
-        "check the server and the network on the way; s3.silence_s, and s3.read_timeout_s at most, is how long we "
-        "wait before we ask whether it is there, and how long for the answer"
+        "check the server and the network on the way; s3.silence_s says how long we wait before we ask whether it is "
+        "there, and how long for the answer"
     ),
     Trouble.STOPPED: "check the server's load; s3.operation_timeout_s says how long a move may take",
     Trouble.THROTTLED: "lower s3.processes or s3.threads, or raise the server's limits",

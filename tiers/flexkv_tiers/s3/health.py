@@ -190,7 +190,7 @@ class Silence:
         self.since_s = 0.0  # the last answer, or the first request after a pause
         self._running = 0
         self._longest_s = 0.0
-        self._limits = (min(limit_s_min, limit_s_max), limit_s_max)
+        self._limits = (limit_s_min, max(limit_s_min, limit_s_max))
 
     def begin(self, now_s: float) -> None:
         """Something more was asked."""
