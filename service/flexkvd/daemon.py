@@ -153,7 +153,8 @@ class Daemon:
         self.operator.metrics.ticket_ended(ticket.kind, seconds)
 
     def _ready(self) -> None:
-        log.info("ready")
+        behind = ", ".join(self._parts.readiness.steps)
+        log.info("ready%s", f", {behind} is still to come" if behind else "")
         startup.settle_heap()
 
     def _overheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -105,6 +105,7 @@ def s3_config(table: S3Table) -> S3Config:
         threads=table.threads,
         connect_timeout_s=table.connect_timeout_s,
         read_timeout_s=table.read_timeout_s,
+        silence_s=table.silence_s,
         operation_timeout_s=table.operation_timeout_s,
         retry_count_max=table.retry_count_max,
         bytes=table.bytes,

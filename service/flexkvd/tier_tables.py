@@ -144,6 +144,14 @@ class S3Table:
     )
     connect_timeout_s: float = key(Kind.NUMBER, "Longest wait for a connection.", 3.0, low=0.01, high=600)
     read_timeout_s: float = key(Kind.NUMBER, "Longest wait for the next bytes.", 10.0, low=0.01, high=600)
+    silence_s: float = key(
+        Kind.NUMBER,
+        "After so long without any answer the server is asked whether it is there; as long again, and it is down. "
+        "Longer for a slow server, by itself.",
+        2.0,
+        low=0.01,
+        high=600,
+    )
     operation_timeout_s: float = key(
         Kind.NUMBER, "Longest transfer of one object, all its retries together.", 30.0, low=0.01, high=3600
     )

@@ -29,6 +29,7 @@ from .kill_worker import kill_worker
 from .many_blocks import many_blocks
 from .memories import deaf, holes, refused_offers
 from .s3_faults import s3_faults
+from .s3_frozen import s3_frozen
 from .shared_bucket import shared_bucket
 
 Figures = dict[str, float]
@@ -127,6 +128,7 @@ TRIALS = {
         "a daemon whose S3 misbehaves in every way, behind a proxy",
         {"outage_s": Count(30), "fault_s": Count(8)},
     ),
+    "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": 8}),
     "shared-bucket": Trial(
         shared_bucket,
         "two daemons on one bucket, one killed",

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from typing import Any, cast
 
 import msgspec
@@ -47,6 +47,7 @@ class ByteWorker:
 
     At most `threads` calls run at a time; others wait in the daemon, where waiting is cheap to end. Patient
     calls together leave one thread in four, or at least one if there are two, to the others.
+    Beside them there is room for one `spare` call, which never waits for a thread.
     A call that has not ended `let_go_s` after its timeout costs the child its life, because nothing
     else gives its frames back.
     """
@@ -66,6 +67,7 @@ class ByteWorker:
         self._module = module
         self._opening = Opening(list(segment_fds), segment_bytes, threads, options)
         self._let_go_s = let_go_s
+        self._stops = 0  # how often all calls were stopped
         self._slots = asyncio.Semaphore(threads)
         self._patient_slots = asyncio.Semaphore(patient_threads(threads))
         self._child: _Child | None = None
@@ -77,6 +79,17 @@ class ByteWorker:
     @property
     def pid(self) -> int | None:
         return self._child.process.pid if self._child is not None else None
+
+    @property
+    def awake(self) -> bool:
+        """Whether the child has said anything yet: one that is still starting answers nobody."""
+        return self._child is not None and self._child.awake
+
+    def stop_all(self) -> None:
+        """Have all calls end early, those that run and those that wait for a thread (with DOWN)."""
+        self._stops += 1
+        if self._child is not None:
+            self._child.stop_all()
 
     async def start(self) -> None:
         """Return when the first child is there. After `close`, also one that came meanwhile, there is none."""
@@ -95,18 +108,25 @@ class ByteWorker:
         if self._supervisor is not None:
             await asyncio.wait([self._supervisor])
 
-    async def call(self, request: bytes, *, timeout_s: float, patient: bool = False) -> AsyncGenerator[bytes, None]:
+    async def call(
+        self, request: bytes, *, timeout_s: float, patient: bool = False, spare: bool = False
+    ) -> AsyncGenerator[bytes, None]:
         """Run one request and yield its replies; a `patient` one lets others have a thread before it.
+
+        A `spare` one has a thread of its own; there may be one at a time.
 
         After `timeout_s` the child is told to stop, and says in its replies how far it came. Closing
         the iterator early stops the call too; both return only when its frames are free, so iterate
         within `contextlib.aclosing`. Raises TierFault: IO when the child died, LATE when no thread of
-        it was free in time, DOWN after `close`.
+        it was free in time, DOWN after `close` and for what waited at `stop_all`.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.running += 1
+        stops = self._stops
         try:
-            async with self._slot(deadline, patient=patient):
+            async with nullcontext() if spare else self._slot(deadline, patient=patient):
+                if stops != self._stops:
+                    raise TierFault(Fault.DOWN, "all calls were stopped while this one waited for a thread")
                 child = await self._living_child(deadline)
                 async with aclosing(self._replies(child, request, deadline)) as replies:
                     async for reply in replies:
@@ -246,6 +266,7 @@ class _Child(asyncio.Protocol):
     def __init__(self, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.process = process
         self.gone: asyncio.Future[None] = loop.create_future()
+        self.awake = False  # it has answered something
         self._loop = loop
         self._pidfd = os.pidfd_open(process.pid)
         self._transport: asyncio.WriteTransport
@@ -274,6 +295,10 @@ class _Child(asyncio.Protocol):
     def stop(self, call: _Call) -> None:
         if call.number in self._calls and not self._transport.is_closing():
             self._transport.write(pack_frame(Verb.STOP, call.number))
+
+    def stop_all(self) -> None:
+        for call in self._calls.values():
+            self.stop(call)
 
     def kill(self) -> None:
         self.process.kill()
@@ -304,6 +329,7 @@ class _Child(asyncio.Protocol):
             self.gone.set_result(None)
 
     def _take(self, head: Head, body: bytes) -> None:
+        self.awake = True
         if head.verb is Verb.REPLY:
             self._calls[head.call].add(body)
         elif head.verb is Verb.END:

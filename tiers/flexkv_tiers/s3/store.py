@@ -21,7 +21,7 @@ from flexkv_py.keys import NamespaceDigest
 from flexkv_tiers.background import Background
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
 from flexkv_tiers.codec import HEADER_BYTES, NO_SALT, pack_header
-from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
+from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec, codec_status
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3.bucket import Bucket
 from flexkv_tiers.s3.catalogue import SINGLE, Catalogue, records_of
@@ -326,5 +326,5 @@ class S3Store:
             "live_bytes": self._catalogue.single_bytes + sum(pack.live_bytes for pack in self._catalogue.packs),
             **self._counts,
             **self._listing.counts,
-            "codec": self._codec.status() if self._codec else "none",
+            "codec": codec_status(self._codec),
         }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
-from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
+from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec, codec_status
 from flexkv_tiers.diskio import DiskFuture, DiskIo, open_disk_io, settle
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
@@ -173,7 +173,7 @@ class SsdStore:
             "usable_bytes": self.usable_bytes,
             **status_of(self._log, self._directories, self._stripes, self._reclaimed, self._health),
             "places_owed": len(self._owed),
-            "codec": self._codec.status() if self._codec else "none",
+            "codec": codec_status(self._codec),
             "faults": {fault.value: self._faults[fault] for fault in Fault},
             "background_faults": {fault.value: count for fault, count in self._background_faults.items()},
             **{f"found_{name}" if name != "found" else name: count for name, count in self._census.as_dict().items()},
