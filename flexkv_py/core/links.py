@@ -22,7 +22,8 @@ def settle(state: State, block: Block) -> None:
         index.remove(block)
         if block.uses and not index.closed:
             state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
-        state.demotion_faults.pop(block, None)
+        if state.demotion_faults:
+            state.demotion_faults.pop(block, None)
 
 
 def relink(state: State, block: Block) -> None:
@@ -54,8 +55,7 @@ def relink_slice(state: State, blocks_max: int = RELINK_SLICE_MAX) -> None:
 
 def _cool(state: State, block: Block) -> None:
     """An orphan is the first victim: nobody can match it."""
-    for copy in block.copies():
-        if copy.queue is not None:
-            level = state.levels[copy.tier]
-            level.take_out(copy)
-            level.policy.cool(copy)
+    for copy in (block.dram, block.ssd, block.s3):
+        if copy is not None and copy.queue is not None:
+            copy.queue.remove(copy)
+            state.levels[copy.tier].policy.cool(copy)
