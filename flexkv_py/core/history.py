@@ -31,7 +31,7 @@ class History:
 
     def remember(self, key: BlockKey, shard: int, uses: int, blocks_known: int) -> None:
         """A block left its last tier. The table doubles until it has two places per block that is known."""
-        while self._buckets * BUCKET_BLOCKS < REMEMBERED_PER_BLOCK * blocks_known and self._buckets < BUCKETS_MAX:
+        while REMEMBERED_PER_BLOCK * blocks_known > len(self._uses) and self._buckets < BUCKETS_MAX:
             self._prints.extend(self._prints)  # each entry is then in both places it may belong to
             self._uses.extend(self._uses)
             self._next.extend(self._next)

@@ -16,14 +16,22 @@ RELINK_SLICE_MAX = 256
 
 def settle(state: State, block: Block) -> None:
     """Call after any change to a block's copies: renews its link, forgets it when no copy is left."""
-    relink(state, block)
     if block.dram is None and block.ssd is None and block.s3 is None:
-        index = block.index
-        index.remove(block)
-        if block.uses and not index.closed:
-            state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
-        if state.demotion_faults:
-            state.demotion_faults.pop(block, None)
+        _forget(state, block)
+    else:
+        relink(state, block)
+
+
+def _forget(state: State, block: Block) -> None:
+    if block.linked:
+        block.linked = False
+        _spread(state, block)
+    index = block.index
+    index.remove(block)
+    if block.uses and not index.closed:
+        state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
+    if state.demotion_faults:
+        state.demotion_faults.pop(block, None)
 
 
 def relink(state: State, block: Block) -> None:
@@ -37,6 +45,10 @@ def relink(state: State, block: Block) -> None:
     block.linked = linked
     if not linked:
         _cool(state, block)
+    _spread(state, block)
+
+
+def _spread(state: State, block: Block) -> None:
     children = block.children
     if isinstance(children, dict):
         state.relink.extend(children)
