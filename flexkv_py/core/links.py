@@ -16,13 +16,23 @@ RELINK_SLICE_MAX = 256
 
 def settle(state: State, block: Block) -> None:
     """Call after any change to a block's copies: renews its link, forgets it when no copy is left."""
-    relink(state, block)
     if block.dram is None and block.ssd is None and block.s3 is None:
-        index = block.index
-        index.remove(block)
-        if block.uses and not index.closed:
-            state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
+        _forget(state, block)
+    else:
+        relink(state, block)
+
+
+def _forget(state: State, block: Block) -> None:
+    if block.linked:
+        block.linked = False
+        _spread(state, block)
+    index = block.index
+    index.remove(block)
+    if block.uses and not index.closed:
+        state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
+    if state.demotion_faults:
         state.demotion_faults.pop(block, None)
+    if state.pushed_out:
         state.pushed_out.pop(block, None)
 
 
@@ -37,6 +47,10 @@ def relink(state: State, block: Block) -> None:
     block.linked = linked
     if not linked:
         _cool(state, block)
+    _spread(state, block)
+
+
+def _spread(state: State, block: Block) -> None:
     children = block.children
     if isinstance(children, dict):
         state.relink.extend(children)
@@ -55,8 +69,8 @@ def relink_slice(state: State, blocks_max: int = RELINK_SLICE_MAX) -> None:
 
 def _cool(state: State, block: Block) -> None:
     """An orphan is the first victim: nobody can match it. One that stood ready to go still does."""
-    for copy in block.copies():
-        if copy.queue is not None:
+    for copy in (block.dram, block.ssd, block.s3):
+        if copy is not None and copy.queue is not None:
             level = state.levels[copy.tier]
             ready_to_go = copy.queue is level.reclaimable
             level.take_out(copy)

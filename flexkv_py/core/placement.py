@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import Level, State
 
 
-class Verdict(Enum):
+class Verdict(StrEnum):
     """What stands between a cold copy and its eviction."""
 
     COVERED = "also below"
@@ -81,8 +81,8 @@ def refusal(state: State, level: Level, block: Block) -> str:
 def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
     if verdict is not Verdict.REFUSED:
-        return str(verdict.value)
-    return f"{verdict.value}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
+        return verdict
+    return f"{verdict}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
 
 
 def refusals(state: State, copy: Copy) -> list[str]:

@@ -210,7 +210,8 @@ def _clean(state: State, level: Level, copy: Copy) -> bool:
     """Make the coldest copy reclaimable, or set it on its way down; False when that must wait."""
     verdict = judge(state, copy)
     if verdict.may_go:
-        level.take_out(copy)
+        assert copy.queue is not None
+        copy.queue.remove(copy)
         level.reclaimable.push_newest(copy)
         if verdict is not Verdict.COVERED:
             state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))

@@ -40,6 +40,7 @@ class Level:
 
     def __init__(self, tier: Tier, config: PlannerConfig) -> None:
         self.tier = tier
+        self.word = tier.name.lower()  # in counters
         self._room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
         self._shrunk_until_ns = 0
         self.capacity_bytes = self._room_bytes  # 0 = no limit of ours
@@ -103,12 +104,6 @@ class Level:
             self.policy.cool(copy)
         else:
             self.policy.add(copy)
-
-    def take_out(self, copy: Copy) -> None:
-        if copy.queue is self.reclaimable:
-            self.reclaimable.remove(copy)
-        else:
-            self.policy.remove(copy)
 
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
@@ -174,7 +169,7 @@ class State:
         return index
 
     def tell(self, key: BlockKey, what: str, tier: Tier, detail: str = "") -> None:
-        self.story.tell(self.now_ns, key, what, tier, detail)
+        self.story.ring.append((self.now_ns, key, what, tier, detail))
 
     def count(self, name: str, label: str, amount: int = 1) -> None:
         at = (name, label)
@@ -187,7 +182,7 @@ class State:
     def pin(self, copy: Copy) -> None:
         """A reader more; a pinned copy stands in no order."""
         if copy.queue is not None:
-            self.levels[copy.tier].take_out(copy)
+            copy.queue.remove(copy)
         copy.readers += 1
 
     def wait_on(self, copy: Copy, waiter: Waiter) -> None:
@@ -198,9 +193,8 @@ class State:
     def touch(self, copy: Copy) -> None:
         """The copy was just used."""
         if copy.queue is not None:
-            level = self.levels[copy.tier]
-            level.take_out(copy)
-            level.policy.add(copy)
+            copy.queue.remove(copy)
+            self.levels[copy.tier].policy.add(copy)
 
     def touch_tail_first(self, blocks: Sequence[Block]) -> None:
         """A chain was used until now. Its head is needed by every longer chain, so it must stay longest: touched last.
@@ -208,9 +202,10 @@ class State:
         What was made ready to go since it was used stays so: else cleaning ahead would never end.
         """
         for block in reversed(blocks):
-            for copy in block.copies() if block.linked else ():
-                if copy.queue is not self.levels[copy.tier].reclaimable:
-                    self.touch(copy)
+            if block.linked:
+                for copy in (block.dram, block.ssd, block.s3):
+                    if copy is not None and copy.queue is not self.levels[copy.tier].reclaimable:
+                        self.touch(copy)
 
     def new_transfer(self, transfer: Transfer) -> Transfer:
         self.transfers[transfer.id] = transfer

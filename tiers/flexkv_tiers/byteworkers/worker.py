@@ -271,6 +271,7 @@ class _Child(asyncio.Protocol):
         self._pidfd = os.pidfd_open(process.pid)
         self._transport: asyncio.WriteTransport
         self._received = bytearray()  # less than a frame
+        self._unsent: list[bytes] = []  # frames of this turn of the loop
         self._calls: dict[int, _Call] = {}  # calls whose frames the child may still touch
         self._next = 0
 
@@ -289,12 +290,23 @@ class _Child(asyncio.Protocol):
         self._next = self._next % _CALL_NUMBER_MAX + 1
         assert self._next not in self._calls
         call = self._calls[self._next] = _Call(self._next, self._loop)
-        self._transport.write(pack_frame(Verb.CALL, call.number, request))
+        self._send(pack_frame(Verb.CALL, call.number, request))
         return call
 
     def stop(self, call: _Call) -> None:
-        if call.number in self._calls and not self._transport.is_closing():
-            self._transport.write(pack_frame(Verb.STOP, call.number))
+        if call.number in self._calls:
+            self._send(pack_frame(Verb.STOP, call.number))
+
+    def _send(self, frame: bytes) -> None:
+        """Calls of one turn go out together: to wake the child is a good part of what a call costs the loop."""
+        if not self._unsent:
+            self._loop.call_soon(self._send_together)
+        self._unsent.append(frame)
+
+    def _send_together(self) -> None:
+        frames, self._unsent = self._unsent, []
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
 
     def stop_all(self) -> None:
         for call in self._calls.values():
