@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from flexkv_tiers.ssd.format import ENTRY_BYTES, MAP_BIT_PAGES, PAGE_BYTES, Layout
-from flexkv_tiers.ssd.log import spare_count
+from flexkv_tiers.ssd.segment import APART_SEGMENTS_MIN
 
-SEGMENTS_PER_DIRECTORY = 64
+SEGMENTS_PER_DIRECTORY = 256
 """What a directory's capacity is cut into unless told otherwise."""
 SEGMENT_BYTES_MIN = 1 << 20
 SEGMENT_BYTES_USUAL_MAX = 256 << 20
 """More only where a directory would have more segments than SEGMENTS_MAX: a restart verifies one whole segment."""
 SEGMENTS_MAX = 4000
 """Of one directory: each is an open file."""
-MARGIN_SHARE = 32
+SPARE_SHARE = 128
+"""One segment in so many is kept free, so that reclaim has somewhere to go; at least one of a directory."""
+MARGIN_SHARE = 64
 _FOOTER_PAGE_BYTES = PAGE_BYTES - 64
 
 
@@ -37,6 +39,11 @@ def segment_bytes_for(record_pages: int, capacity_bytes: int) -> int:
     return pages * PAGE_BYTES if 2 * pages * PAGE_BYTES <= capacity_bytes else 0
 
 
+def spare_count(segment_count: int) -> int:
+    """Segments of a directory's `segment_count` that are kept free."""
+    return max(1, segment_count // SPARE_SHARE)
+
+
 def planned_usable_bytes(capacity_bytes: int, directory_count: int, segment_bytes: int) -> int:
     """`usable_bytes` as far as it is known before anything is opened; `segment_bytes` 0 aims at the target size."""
     share_bytes = capacity_bytes // directory_count
@@ -47,14 +54,21 @@ def planned_usable_bytes(capacity_bytes: int, directory_count: int, segment_byte
 def usable_bytes(segment_bytes: int, segment_counts: list[int]) -> int:
     """What live records may take in directories of so many segments: all but spare segments, headers, maps, footers.
 
-    One part in MARGIN_SHARE more is left for what is lost at segment ends. Told too little, the tier is a little
-    smaller; told too much, it would let go of its oldest records before whoever keeps it full drops the worst.
+    Where new and rewritten records are kept apart, two segments are half empty at a time. One part in MARGIN_SHARE
+    more is for dead records: the less of them, the more must be rewritten for each that comes. Told too little, the
+    tier is a little smaller; told too much, it would let go of its oldest records before whoever keeps it full
+    drops the worst.
     """
     layout = Layout(segment_bytes)
     room_pages = layout.trailer_page - layout.first_page
     room_pages -= _footer_pages(room_pages // MAP_BIT_PAGES)
-    segments = sum(max(0, count - spare_count(count) - count // MARGIN_SHARE) for count in segment_counts)
-    return max(0, segments * room_pages * PAGE_BYTES)
+    return max(0, sum(map(_usable_count, segment_counts)) * room_pages * PAGE_BYTES)
+
+
+def _usable_count(count: int) -> int:
+    """Segments' worth of live records of a directory's `count`."""
+    half_empty = 1 if count >= APART_SEGMENTS_MIN else 0
+    return max(0, count - spare_count(count) - half_empty - count // MARGIN_SHARE)
 
 
 def _footer_pages(records: int) -> int:

@@ -25,12 +25,13 @@ from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
-from flexkv_tiers.ssd.log import Log, Placed, Segment
+from flexkv_tiers.ssd.log import Log, Placed
 from flexkv_tiers.ssd.opening import adopt_segments
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
+from flexkv_tiers.ssd.segment import Segment
 from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, target_segment_bytes
 from flexkv_tiers.ssd.status import status_of
 from flexkv_tiers.ssd.stripe import Stripe
@@ -159,7 +160,7 @@ class SsdStore:
                 await self._idle.wait()
             self._cleaners.clear()
             for number in range(len(self._stripes)):
-                self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
+                self._roller.retire_all(number)  # a footer says more than a scan; the next life takes one away again
             await self._roller.close()
             for stripe in self._stripes:
                 await stripe.close()
@@ -252,7 +253,7 @@ class SsdStore:
             if opened:
                 continue
             if self._log.only_active(number):
-                self._roller.retire(number)  # the cleaner has no other to empty
+                self._roller.retire_all(number)  # the cleaner has no other to empty
             if not await self._cleaners[number].room():
                 raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
         raise TierFault(Fault.FULL, "others took the room every time some came free")

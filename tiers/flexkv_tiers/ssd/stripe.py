@@ -28,7 +28,7 @@ from flexkv_tiers.ssd.format import (
     pack_footer,
     pack_segment_header,
 )
-from flexkv_tiers.ssd.log import Segment
+from flexkv_tiers.ssd.segment import Segment
 
 
 class Stripe:
