@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from flexkv_tiers.ssd.format import FREE, DeadMap, Entry, FooterSize, Layout
 
-APART_SEGMENTS_MIN = 16
+APART_SEGMENTS_MIN = 12
 """From so many segments on a directory keeps rewritten records apart from new ones. With fewer, a second segment that
 is not full costs more than is gained."""
 
