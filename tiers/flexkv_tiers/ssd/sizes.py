@@ -14,7 +14,8 @@ SEGMENTS_MAX = 4000
 """Of one directory: each is an open file."""
 SPARE_SHARE = 128
 """One segment in so many is kept free, so that reclaim has somewhere to go; at least one of a directory."""
-MARGIN_SHARE = 64
+DEAD_SHARE = 40
+"""One segment's worth in so many, spare ones included, holds no live records: the less, the more is rewritten."""
 _FOOTER_PAGE_BYTES = PAGE_BYTES - 64
 
 
@@ -54,10 +55,8 @@ def planned_usable_bytes(capacity_bytes: int, directory_count: int, segment_byte
 def usable_bytes(segment_bytes: int, segment_counts: list[int]) -> int:
     """What live records may take in directories of so many segments: all but spare segments, headers, maps, footers.
 
-    Where new and rewritten records are kept apart, two segments are half empty at a time. One part in MARGIN_SHARE
-    more is for dead records: the less of them, the more must be rewritten for each that comes. Told too little, the
-    tier is a little smaller; told too much, it would let go of its oldest records before whoever keeps it full
-    drops the worst.
+    Told too little, the tier is a little smaller; told too much, it would let go of its oldest records before
+    whoever keeps it full drops the worst.
     """
     layout = Layout(segment_bytes)
     room_pages = layout.trailer_page - layout.first_page
@@ -66,9 +65,12 @@ def usable_bytes(segment_bytes: int, segment_counts: list[int]) -> int:
 
 
 def _usable_count(count: int) -> int:
-    """Segments' worth of live records of a directory's `count`."""
+    """Segments' worth of live records of a directory's `count`.
+
+    Two segments are half empty where new and rewritten records are kept apart.
+    """
     half_empty = 1 if count >= APART_SEGMENTS_MIN else 0
-    return max(0, count - spare_count(count) - half_empty - count // MARGIN_SHARE)
+    return max(0, count - max(spare_count(count) + half_empty, count // DEAD_SHARE))
 
 
 def _footer_pages(records: int) -> int:
