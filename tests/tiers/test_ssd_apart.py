@@ -1,4 +1,4 @@
-"""Records that reclaim rewrites lie apart from new ones: less is rewritten, and a kill with both kinds open loses none."""
+"""Records that reclaim rewrites lie apart from new ones: less is rewritten, and a kill with both open loses none."""
 
 from __future__ import annotations
 

@@ -127,7 +127,9 @@ class Driver:
         shape = (PAGE_BYTES * (self.log.table.pages(slot) - 1),)
         pages = self.log.table.pages(slot)
         kinds = (True,) if self.log.disks[disk].keeps_apart else (True, False)
-        placed = next(filter(None, (self.log.place(disk, block(0), shape, pages, rewriting=kind) for kind in kinds)), None)
+        placed = next(
+            filter(None, (self.log.place(disk, block(0), shape, pages, rewriting=kind) for kind in kinds)), None
+        )
         if placed is None:
             opened = self.open_next(disk, rewriting=True)
             placed = self.log.place(disk, block(0), shape, pages, rewriting=opened)

@@ -103,7 +103,7 @@ TRIALS = {
     "endurance": Trial(
         endurance,
         "a small SSD written many times over by coding sessions",
-        {"records": 10_000, "times": 20, "amplification": 0},
+        {"records": 5_000, "times": 20, "amplification": 0},
     ),
     "memories": Trial(memories, "hostile memories, and workers that read no reply", {"rounds": 200, "workers": 8}),
 }

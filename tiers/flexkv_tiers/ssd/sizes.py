@@ -48,7 +48,8 @@ def spare_count(segment_count: int) -> int:
 def planned_usable_bytes(capacity_bytes: int, directory_count: int, segment_bytes: int) -> int:
     """`usable_bytes` as far as it is known before anything is opened; `segment_bytes` 0 aims at the target size."""
     share_bytes = capacity_bytes // directory_count
-    planned = segment_bytes // PAGE_BYTES * PAGE_BYTES or target_segment_bytes(share_bytes)
+    count = max(1, share_bytes // target_segment_bytes(share_bytes))
+    planned = (segment_bytes or share_bytes // count) // PAGE_BYTES * PAGE_BYTES
     return usable_bytes(planned, [share_bytes // planned] * directory_count)
 
 
