@@ -18,7 +18,7 @@ from flexkvd.cli.reference import LruReference
 from flexkvd.cli.traffic import Target, replay
 from tests.published import WEKA
 
-from .fleet import DaemonProcess
+from .fleet import DaemonProcess, Tables
 
 BLOCK_BYTES = 16 << 10
 RECORD_BYTES = BLOCK_BYTES + 4096
@@ -68,18 +68,9 @@ def endurance(
     `amplification` 0 leaves the limit on rewriting at its default.
     """
     assert WEKA.exists(), "the published traces are not on this machine: name their folder in FLEXKV_TRACES"
-    capacity_bytes = records * RECORD_BYTES
-    ssd = {"directory": str(folder / "ssd"), "bytes": capacity_bytes, "free_space_reserve_bytes": "1MiB"}
-    tables = {
-        "dram": {"bytes": f"{DRAM_MIB}MiB", "segment_bytes": "1MiB"},
-        "ssd": ssd | {"bytes_in_flight_max": IN_FLIGHT},
-        "limits": {"demotion_bytes_in_flight_max": IN_FLIGHT},
-    }
-    limit = amplification or AMPLIFICATION_MAX
-    if amplification:
-        tables["ssd"]["write_amplification_max"] = amplification
+    capacity_bytes, limit = records * RECORD_BYTES, amplification or AMPLIFICATION_MAX
     ideal = LruReference(records)
-    with DaemonProcess(folder, tables) as daemon:
+    with DaemonProcess(folder, _tables(folder, capacity_bytes, amplification)) as daemon:
         usable = LruReference(daemon.status()["tiers"]["ssd"]["usable_bytes"] // RECORD_BYTES)
         sampler = RoomSampler(folder / "ssd")
         sampler.start()
@@ -111,6 +102,17 @@ def endurance(
     assert points_of_usable <= POINTS_MAX, f"too few hits for what is usable: {figures}"
     assert points <= points_max, f"too few hits: {figures}"
     return figures
+
+
+def _tables(folder: Path, capacity_bytes: int, amplification: int) -> Tables:
+    """The daemon's configuration: a small SSD behind hardly any DRAM."""
+    ssd = {"directory": str(folder / "ssd"), "bytes": capacity_bytes, "free_space_reserve_bytes": "1MiB"}
+    limit = {"write_amplification_max": amplification} if amplification else {}
+    return {
+        "dram": {"bytes": f"{DRAM_MIB}MiB", "segment_bytes": "1MiB"},
+        "ssd": ssd | {"bytes_in_flight_max": IN_FLIGHT} | limit,
+        "limits": {"demotion_bytes_in_flight_max": IN_FLIGHT},
+    }
 
 
 def _until_written(
