@@ -73,7 +73,7 @@ def _cool(state: State, block: Block) -> None:
         if copy is not None and copy.queue is not None:
             level = state.levels[copy.tier]
             ready_to_go = copy.queue is level.reclaimable
-            level.take_out(copy)
+            copy.queue.remove(copy)
             if ready_to_go:
                 level.reclaimable.push_oldest(copy)
             else:

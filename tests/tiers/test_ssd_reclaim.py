@@ -56,13 +56,13 @@ class Listener:
 class Cache:
     """A store and what is known to be in it; frames are used again and again."""
 
-    def __init__(self, directories: Sequence[Path], frames: Frames, **options: object) -> None:
+    def __init__(self, directories: Sequence[Path], frames: Frames, *, segments: int = 8, **options: object) -> None:
         self.frames, self.listener = frames, Listener()
         self.source, self.target = frames.take(LENGTHS), frames.take(LENGTHS)
         settings = {"segment_bytes": SEGMENT_BYTES, "reserve_bytes": 0} | options
-        capacity_bytes = 8 * SEGMENT_BYTES * len(directories)
+        capacity_bytes = segments * SEGMENT_BYTES * len(directories)
         self.store = SsdStore(directories, capacity_bytes, frames.arena, listener=self.listener, **settings)
-        self.room = 7 * 9 * len(directories)  # one segment of each directory is spare
+        self.room = (segments - 1) * 9 * len(directories)  # one segment of each directory is spare
 
     @property
     def places(self) -> dict[BlockName, int]:

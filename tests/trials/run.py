@@ -128,7 +128,7 @@ TRIALS = {
         "a daemon whose S3 misbehaves in every way, behind a proxy",
         {"outage_s": Count(30), "fault_s": Count(8)},
     ),
-    "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": 8}),
+    "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": Count(8)}),
     "shared-bucket": Trial(
         shared_bucket,
         "two daemons on one bucket, one killed",
@@ -137,7 +137,7 @@ TRIALS = {
     "endurance": Trial(
         endurance,
         "a small SSD written many times over by coding sessions",
-        {"records": Count(5_000, least=256), "times": Count(20), "amplification": Count(8, most=10)},
+        {"records": Count(5_000, least=256), "times": Count(20), "amplification": Count(0, least=0, most=10)},
     ),
     "memories": Trial(
         memories, "hostile memories, and workers that read no reply", {"rounds": Count(200), "workers": Count(8)}

@@ -28,7 +28,6 @@ from flexkvd.cli.turns import Turns
 
 LAYERS = 8
 PAGES = 256
-"""Blocks a client can hold at a time; longer requests are loaded and saved in slices."""
 HOLD_S = 30.0
 DEADLINE_S = 30.0
 _POISON = 0xA5
@@ -42,6 +41,8 @@ class Target:
     block_bytes: int
     tokens_per_block: int
     token: str = ""
+    pages: int = PAGES
+    """Blocks a client can hold at a time. Requests beyond that are loaded and saved in slices, head first."""
 
     def geometry(self) -> Geometry:
         """One plane, eight layers. Raises FlexKVError (`bad_argument`) if the bytes do not come out even."""
@@ -92,22 +93,23 @@ def block_keys(namespace: NamespaceDigest, ids: Sequence[int]) -> list[BlockKey]
 
 
 class ReplayClient:
-    """One worker: a connection, a paged KV with room for PAGES blocks, and what it has seen."""
+    """One worker: a connection, a paged KV with room for `target.pages` blocks, and what it has seen."""
 
     def __init__(self, target: Target, geometry: Geometry, pattern: Pattern) -> None:
         self.ledger = Ledger()
         self._pattern = pattern
+        self._page_count = target.pages
         self._client = Client(target.socket, geometry, token=target.token, timeout_s=DEADLINE_S)
-        layout = PagedLayout(geometry, PAGES, geometry.tokens_per_block)
+        layout = PagedLayout(geometry, self._page_count, geometry.tokens_per_block)
         descriptor = create_memory(layout.bytes, "flexkv-replay")
         try:
             flat = np.frombuffer(mmap.mmap(descriptor, layout.bytes), np.uint8)
-            self._pages = flat.reshape(LAYERS, PAGES, -1)  # uint8 [layer, page, bytes]
+            self._pages = flat.reshape(LAYERS, self._page_count, -1)  # uint8 [layer, page, bytes]
             self._client.connect()
             self._memory = self._client.register_memory(
                 descriptor,
                 bytes=layout.bytes,
-                page_count=PAGES,
+                page_count=self._page_count,
                 page_tokens=geometry.tokens_per_block,
                 layout=layout.layers,
             )
@@ -132,17 +134,17 @@ class ReplayClient:
         self.ledger.match_s.append(time.perf_counter() - started)
         self.ledger.matched += found.length
         loaded = self._load(keys[: found.length], ids) if found.length else 0
-        if found.lease is not None:
-            found.lease.release()
         if loaded < len(ids):
             self._save(keys, ids, loaded)
+        if found.lease is not None:
+            found.lease.release()  # only now: what was saved hangs on it, and must not stay longer than it
 
     def _load(self, keys: list[BlockKey], ids: Sequence[int]) -> int:
         """Load and compare; returns how many leading blocks arrived."""
         started = time.perf_counter()
         loaded = 0
-        for first in range(0, len(keys), PAGES):
-            part = keys[first : first + PAGES]
+        for first in range(0, len(keys), self._page_count):
+            part = keys[first : first + self._page_count]
             self._pages[:, : len(part)] = _POISON  # what is not written must not pass for right
             progress = self._client.load(part, range(len(part)), self._memory, deadline_s=DEADLINE_S).wait()
             self.ledger.loads.update(progress.outcomes)
@@ -163,8 +165,8 @@ class ReplayClient:
 
     def _save(self, keys: list[BlockKey], ids: Sequence[int], done: int) -> None:
         started = time.perf_counter()
-        for first in range(done, len(keys), PAGES):
-            part = keys[first : first + PAGES]
+        for first in range(done, len(keys), self._page_count):
+            part = keys[first : first + self._page_count]
             for page in range(len(part)):
                 self._pages[:, page] = self._pattern.block(ids[first + page]).reshape(LAYERS, -1)
             parent = keys[first - 1] if first else ROOT

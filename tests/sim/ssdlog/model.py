@@ -35,13 +35,14 @@ class LogModel:
     # ------------------------------------------------------------- operations
 
     def wrote(self, name: BlockName, location: int) -> None:
-        """A write was acknowledged."""
+        """A write was acknowledged. Of an older record that may still come back the doubts remain."""
+        if name not in self.kept and name not in self.untold and all(name != each for each, _ in self.leaving):
+            self.doubted.discard(name)
         if name in self.kept:  # a restart found it meanwhile: the older one is to go
             self.leaving[name, self.kept[name]] = None
         if (name, location) in self.leaving:
             raise Violation(f"location {location:#x} is given twice", name)
         self.kept[name] = location
-        self.doubted.discard(name)
         if name in self.untold:  # what the last life left of it is not promised as well
             self.untold.discard(name)
             self.maybe.add(name)

@@ -13,8 +13,9 @@ from flexkv_tiers.diskio import DiskFuture
 from flexkv_tiers.ssd import format as pages
 from flexkv_tiers.ssd import records, recovery, scan, store
 from flexkv_tiers.ssd.budget import RewriteBudget
-from flexkv_tiers.ssd.log import Disk, Log, SegmentState
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.owed import Owed
+from flexkv_tiers.ssd.segment import Disk, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 from tests.sim.plant import Plant, planter
 

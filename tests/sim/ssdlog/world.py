@@ -21,7 +21,7 @@ from flexkv_tiers.diskio import DiskIo
 from flexkv_tiers.diskio.faulty import DiskOperation, FaultyIo
 from flexkv_tiers.ssd import SsdStore
 from flexkv_tiers.ssd.budget import PARTS
-from flexkv_tiers.ssd.log import SegmentState
+from flexkv_tiers.ssd.segment import SegmentState
 from tests.service.virtual_loop import VirtualLoop
 from tests.sim.names import CUTS
 from tests.sim.ssdlog.damage import damage

@@ -14,8 +14,9 @@ from flexkv_py.core.messages import Fault
 from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.ssd.health import Health
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.owed import WHOLE, Owed
+from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 10.0

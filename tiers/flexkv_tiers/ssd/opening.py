@@ -18,9 +18,10 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.diskio import DiskFile, DiskIo
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, Layout, SegmentHeader, parse_segment_header
-from flexkv_tiers.ssd.log import Log, SegmentState
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.recovery import Census
+from flexkv_tiers.ssd.segment import SegmentState
 from flexkv_tiers.ssd.sizes import kept_segment_bytes, reserve_bytes_of
 from flexkv_tiers.ssd.stripe import Stripe
 

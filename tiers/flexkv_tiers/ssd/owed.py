@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flexkv_py.core.messages import BlockName
-from flexkv_tiers.ssd.log import Segment
+from flexkv_tiers.ssd.segment import Segment
 
 WHOLE = 0
 """The page a segment owes when nothing in it is to be found: it has to be cleared. No record starts there."""

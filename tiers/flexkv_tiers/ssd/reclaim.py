@@ -18,10 +18,12 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import parse_header
 from flexkv_tiers.diskio import DiskFuture, settle
 from flexkv_tiers.ssd.format import PAGE_BYTES, Entry, corrupt
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState, spare_count
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.records import move_record, verify_record
 from flexkv_tiers.ssd.recovery import read_footer
 from flexkv_tiers.ssd.roller import Roller
+from flexkv_tiers.ssd.segment import Segment, SegmentState
+from flexkv_tiers.ssd.sizes import spare_count
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING
 from flexkv_tiers.ssd.victims import Victim, choose_rewrites, choose_victim
@@ -121,6 +123,9 @@ class Cleaner:
         urgent = bool(self._waiters)
         may_lose = not self._stripe.cut
         victim = choose_victim(self._log, self._number, urgent=urgent, may_lose=may_lose, spared=self._spared)
+        if urgent and (victim is None or victim.may_lose) and await self._roller.share(self._number):
+            self._answer(True)  # before anything is let go of
+            return True
         if victim is None:
             busy = any(each.state is SegmentState.SEALING or each.readers for each in self._disk.segments)
             if urgent and not busy and not self._log.recovering:
@@ -139,9 +144,6 @@ class Cleaner:
             return True
         self._spared.clear()
         self._counts.segments += 1
-        if self._disk.for_cleaner and self._log.may_open(self._number, rewriting=True):
-            self._disk.for_cleaner = False
-            self._answer(True)  # the segment that rewrites went to has room left
         return True
 
     async def _reclaim(self, chosen: Victim) -> bool:

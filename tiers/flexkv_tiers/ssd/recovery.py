@@ -18,9 +18,10 @@ from flexkv_py.core.messages import BlockName, FoundBlock
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskFuture, settle
 from flexkv_tiers.ssd.format import MAP_BIT_PAGES, PAGE_BYTES, Footer, Group, Layout, Row, parse_footer, parse_trailer
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
+from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 
 SEGMENTS_IN_FLIGHT = 4

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.ssd.format import ENTRY_BYTES, MAP_BIT_PAGES, PAGE_BYTES, Layout
-from flexkv_tiers.ssd.log import spare_count
+from flexkv_tiers.ssd.segment import APART_SEGMENTS_MIN
 
-SEGMENTS_PER_DIRECTORY = 64
+SEGMENTS_PER_DIRECTORY = 256
 """What a directory's capacity is cut into unless told otherwise."""
 SEGMENT_BYTES_MIN = 1 << 20
 SEGMENT_BYTES_USUAL_MAX = 256 << 20
@@ -24,7 +24,10 @@ SEGMENT_BYTES_LEAST = 7 * PAGE_BYTES
 RESERVE_BYTES_MAX = 1 << 30
 RESERVE_SHARE = 50
 """Unless told otherwise, one part in so many of the file system stays free, at most RESERVE_BYTES_MAX."""
-MARGIN_SHARE = 32
+SPARE_SHARE = 128
+"""One segment in so many is kept free, so that reclaim has somewhere to go; at least one of a directory."""
+DEAD_SHARE = 40
+"""One segment's worth in so many, spare ones included, holds no live records: the less, the more is rewritten."""
 _FOOTER_PAGE_BYTES = PAGE_BYTES - 64
 
 
@@ -108,24 +111,38 @@ def segment_bytes_for(record_pages: int, capacity_bytes: int) -> int:
     return pages * PAGE_BYTES if 2 * pages * PAGE_BYTES <= capacity_bytes else 0
 
 
+def spare_count(segment_count: int) -> int:
+    """Segments of a directory's `segment_count` that are kept free."""
+    return max(1, segment_count // SPARE_SHARE)
+
+
 def planned_usable_bytes(capacity_bytes: int, directory_count: int, segment_bytes: int) -> int:
     """`usable_bytes` as far as it is known before anything is opened; `segment_bytes` 0 aims at the target size."""
     share_bytes = capacity_bytes // directory_count
-    planned = whole_pages(segment_bytes) or target_segment_bytes(share_bytes)
+    count = max(1, share_bytes // target_segment_bytes(share_bytes))
+    planned = whole_pages(segment_bytes or share_bytes // count)
     return usable_bytes(planned, [share_bytes // planned] * directory_count)
 
 
 def usable_bytes(segment_bytes: int, segment_counts: list[int]) -> int:
     """What live records may take in directories of so many segments: all but spare segments, headers, maps, footers.
 
-    One part in MARGIN_SHARE more is left for what is lost at segment ends. Told too little, the tier is a little
-    smaller; told too much, it would let go of its oldest records before whoever keeps it full drops the worst.
+    Told too little, the tier is a little smaller; told too much, it would let go of its oldest records before
+    whoever keeps it full drops the worst.
     """
     layout = Layout(segment_bytes)
     room_pages = layout.trailer_page - layout.first_page
     room_pages -= _footer_pages(room_pages // MAP_BIT_PAGES)
-    segments = sum(max(0, count - spare_count(count) - count // MARGIN_SHARE) for count in segment_counts)
-    return max(0, segments * room_pages * PAGE_BYTES)
+    return max(0, sum(map(_usable_count, segment_counts)) * room_pages * PAGE_BYTES)
+
+
+def _usable_count(count: int) -> int:
+    """Segments' worth of live records of a directory's `count`.
+
+    Two segments are half empty where new and rewritten records are kept apart.
+    """
+    half_empty = 1 if count >= APART_SEGMENTS_MIN else 0
+    return max(0, count - max(spare_count(count) + half_empty, count // DEAD_SHARE))
 
 
 def _footer_pages(records: int) -> int:

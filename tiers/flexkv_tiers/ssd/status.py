@@ -8,8 +8,9 @@ from pathlib import Path
 
 from flexkv_tiers.ssd.format import PAGE_BYTES
 from flexkv_tiers.ssd.health import Health
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.reclaim import Reclaimed
+from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 
 

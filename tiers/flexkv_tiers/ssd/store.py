@@ -24,7 +24,7 @@ from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
 from flexkv_tiers.ssd.health import Health
-from flexkv_tiers.ssd.log import Log, Placed, Segment
+from flexkv_tiers.ssd.log import Log, Placed
 from flexkv_tiers.ssd.mender import Mender
 from flexkv_tiers.ssd.opening import adopt_segments, open_stripes
 from flexkv_tiers.ssd.owed import Owed
@@ -32,6 +32,7 @@ from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
+from flexkv_tiers.ssd.segment import Segment
 from flexkv_tiers.ssd.sizes import (
     check_capacity,
     planned_usable_bytes,
@@ -155,7 +156,7 @@ class SsdStore:
                 await self._idle.wait()
             self._cleaners.clear()
             for number in range(len(self._stripes)):
-                self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
+                self._roller.retire_all(number)  # a footer says more than a scan; the next life takes one away again
             await self._roller.close()
             await self._mender.close()
             for stripe in self._stripes:
@@ -253,7 +254,7 @@ class SsdStore:
             if opened:
                 continue
             if self._log.only_active(number):
-                self._roller.retire(number)  # the cleaner has no other to empty
+                self._roller.retire_all(number)  # the cleaner has no other to empty
             if not await self._cleaners[number].room():
                 raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
         raise TierFault(Fault.FULL, "others took the room every time some came free")

@@ -31,8 +31,8 @@ from flexkv_tiers.ssd.format import (
     pack_footer,
     pack_segment_header,
 )
-from flexkv_tiers.ssd.log import Segment
 from flexkv_tiers.ssd.owed import WHOLE, Owed
+from flexkv_tiers.ssd.segment import Segment
 
 _OWNER = "the SSD tier"
 

@@ -17,11 +17,11 @@ from flexkv_tiers.codec import parse_header
 from flexkv_tiers.diskio import open_disk_to_read
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, Layout
-from flexkv_tiers.ssd.log import Segment
 from flexkv_tiers.ssd.opening import Met, meet_segments
 from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.recovery import read_index
 from flexkv_tiers.ssd.scan import verify_on_disk
+from flexkv_tiers.ssd.segment import Segment
 from flexkv_tiers.ssd.stripe import Stripe
 
 DEPTH = 8
