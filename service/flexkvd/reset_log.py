@@ -40,7 +40,7 @@ class ResetLog:
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        """Make the directories, if need be, and read what the last life left for this one to end. Raises FlexKVError."""
+        """Make the directories, if need be, and read what the last life left for us to end. Raises FlexKVError."""
         assert directories
         self._paths = [directory / FILE_NAME for directory in directories]
         self._writing = asyncio.Lock()
