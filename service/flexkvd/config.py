@@ -40,7 +40,7 @@ class DaemonTable:
     state_directory: str = key(
         Kind.TEXT,
         "Directory in which resets are written down until they are carried out, so that a restart goes on with them; "
-        "empty: the first one of the SSD tier. Without either a restart forgets them.",
+        "empty: those of the SSD tier. Without either a restart forgets them.",
         "",
     )
     drain_s: float = key(Kind.NUMBER, "Time SIGTERM leaves running tickets and promised flushes.", 20.0, high=DAY_S)

@@ -100,5 +100,6 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
 
 def _reset_log(config: Config) -> ResetLog | None:
     """Where outstanding resets are kept: as configured, else with the SSD tier, which outlives a restart too."""
-    directory = config.daemon.state_directory or (config.ssd.directory[0] if config.ssd else "")
-    return ResetLog(Path(directory)) if directory else None
+    ssd = config.ssd.directory if config.ssd else ()
+    directories = (config.daemon.state_directory,) if config.daemon.state_directory else ssd
+    return ResetLog([Path(each) for each in directories]) if directories else None

@@ -1,7 +1,8 @@
 """Resets that are not carried out yet, written down so that a restart goes on with them.
 
-Owns one small file; knows nothing of tiers. A reset while S3 is down may wait for hours, and without this a
-restart meanwhile would find the dropped blocks in the bucket again and serve them. Used by `resets`.
+Owns one small file, the same in each of its directories; knows nothing of tiers. A reset while S3 is down may
+wait for hours, and without this a restart meanwhile would find the dropped blocks in the bucket again and serve
+them. Used by `resets`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,24 +33,18 @@ class _Content(msgspec.Struct):
 
 
 class ResetLog:
-    """The file in `directory`; there is none while no reset is outstanding.
+    """The file in each of `directories`; there is none while no reset is outstanding.
 
-    Each change replaces it as a whole: written, synced, renamed, and the name synced.
+    Each change replaces it as a whole: written, synced, renamed, and the name synced. What any directory
+    has counts: the others may have been missing, and reset once too often is a miss at worst.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Make the directory, if need be, and read what the last life left, for this one to end. Raises FlexKVError."""
-        self._path = directory / FILE_NAME
+    def __init__(self, directories: Sequence[Path]) -> None:
+        """Make the directories, if need be, and read what the last life left for us to end. Raises FlexKVError."""
+        assert directories
+        self._paths = [directory / FILE_NAME for directory in directories]
         self._writing = asyncio.Lock()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self.left_over = _read(self._path)
-        except OSError as error:
-            raise FlexKVError(
-                ErrorCode.DIRECTORY_NOT_WRITABLE,
-                f"cannot use {directory} to keep outstanding resets ({error.strerror}): make it a directory the "
-                "daemon's user may write, or name another as daemon.state_directory",
-            ) from error
+        self.left_over = list(dict.fromkeys(name for directory in directories for name in _left_in(directory)))
         self._outstanding = Counter(self.left_over)
 
     async def begin(self, namespace: NamespaceDigest) -> None:
@@ -64,7 +60,19 @@ class ResetLog:
     async def _write(self) -> None:
         async with self._writing:
             names = sorted(each.hex() for each, count in self._outstanding.items() if count)
-            await asyncio.to_thread(_replace, self._path, names)
+            await asyncio.to_thread(_replace_all, self._paths, names)
+
+
+def _left_in(directory: Path) -> list[NamespaceDigest]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return _read(directory / FILE_NAME)
+    except OSError as error:
+        raise FlexKVError(
+            ErrorCode.DIRECTORY_NOT_WRITABLE,
+            f"cannot use {directory} to keep outstanding resets ({error.strerror}): make it a directory the "
+            "daemon's user may write, or name another as daemon.state_directory",
+        ) from error
 
 
 def _read(path: Path) -> list[NamespaceDigest]:
@@ -82,6 +90,18 @@ def _read(path: Path) -> list[NamespaceDigest]:
         f"{path} is no list of resets of this version: blocks that were reset could be served again, so put the file "
         "back as it was, or remove it and repeat the resets",
     )
+
+
+def _replace_all(paths: Sequence[Path], names: list[str]) -> None:
+    """Raises the last OSError, once all have been tried."""
+    failure: OSError | None = None
+    for path in paths:
+        try:
+            _replace(path, names)
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def _replace(path: Path, names: list[str]) -> None:

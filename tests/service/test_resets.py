@@ -84,13 +84,13 @@ def test_the_log_holds_what_is_outstanding_and_nothing_else(tmp_path: Path) -> N
     """Two resets of one namespace and one of another, ended in turn: each life reads what is left; then no file."""
 
     async def scene() -> None:
-        log = ResetLog(tmp_path)
+        log = ResetLog([tmp_path])
         assert log.left_over == []
         await asyncio.gather(log.begin(ONE), log.begin(TWO), log.begin(ONE))
-        assert ResetLog(tmp_path).left_over == [ONE, TWO]
+        assert ResetLog([tmp_path]).left_over == [ONE, TWO]
         await log.end(ONE)
         await log.end(TWO)
-        assert ResetLog(tmp_path).left_over == [ONE]
+        assert ResetLog([tmp_path]).left_over == [ONE]
         await log.end(ONE)
 
     asyncio.run(scene())
@@ -101,12 +101,12 @@ def test_an_interrupted_write_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     """Half a file beside it, as a power cut leaves it, is nothing; the next write goes over it."""
 
     async def scene() -> None:
-        await ResetLog(tmp_path).begin(ONE)
+        await ResetLog([tmp_path]).begin(ONE)
         (tmp_path / f"{FILE_NAME}.partial").write_bytes(b'{"format": "fle')
-        log = ResetLog(tmp_path)
+        log = ResetLog([tmp_path])
         assert log.left_over == [ONE]
         await log.begin(TWO)
-        assert ResetLog(tmp_path).left_over == [ONE, TWO]
+        assert ResetLog([tmp_path]).left_over == [ONE, TWO]
 
     asyncio.run(scene())
 
@@ -117,8 +117,19 @@ def test_a_log_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes) ->
     (tmp_path / FILE_NAME).write_bytes(content)
 
     async def scene() -> None:
-        ResetLog(tmp_path)
+        ResetLog([tmp_path])
 
     with pytest.raises(FlexKVError, match=r"flexkv\.resets .* remove it and repeat") as caught:
         asyncio.run(scene())
     assert caught.value.code is ErrorCode.DIRECTORY_FOREIGN
+
+
+def test_any_directory_of_several_is_enough(tmp_path: Path) -> None:
+    """One of two is emptied between lives, the other still tells; when it is ended, neither has a file."""
+    places = [tmp_path / "one", tmp_path / "two"]
+    asyncio.run(ResetLog(places).begin(ONE))
+    (places[0] / FILE_NAME).unlink()
+    log = ResetLog(places[::-1])
+    assert log.left_over == [ONE]
+    asyncio.run(log.end(ONE))
+    assert [list(place.iterdir()) for place in places] == [[], []]

@@ -21,6 +21,7 @@ def test_dram_is_served_while_s3_is_away_and_s3_comes_back(tmp_path: Path) -> No
     assert figures["times the breaker opened"] >= 1
 
 
+@pytest.mark.full
 def test_loads_are_told_early_that_s3_is_frozen(tmp_path: Path) -> None:
     """With the default timeouts of 10 and 30 s, the first is told long before, later ones at once; DRAM serves on."""
     s3_frozen(tmp_path, quiet_s=1)
