@@ -1,4 +1,4 @@
-"""The simulator catches what it is for: every planted bug within twenty seeds, with a command that replays it."""
+"""The simulator catches what it is for: every planted bug within forty seeds, with a command that replays it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from tests.sim.plants import PLANTS
 from tests.sim.simulation import SimulationFailed, run
 
-SEEDS = range(1, 21)
+SEEDS = range(1, 41)
 STEPS = 2000
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_caught(name: str) -> None:
-    """With the bug planted some run of twenty fails, and its message replays exactly that failure."""
+    """With the bug planted some run of forty fails, and its message replays exactly that failure."""
     with PLANTS[name].planted():
         failure = next((found for seed in SEEDS if (found := _failure(seed, name))), "")
     assert failure, f"{name} was not caught within {len(SEEDS)} seeds"
