@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, Index
 from flexkv_py.core.links import relink, relink_slice
 from flexkv_py.core.messages import (
     BlockName,
@@ -141,8 +141,7 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
     if tier is Tier.S3 or (copy is not None and copy.place == location):
         state.count("found_twice", tier.name.lower())
         return
-    second = Copy(block, tier, location)
-    second.state = CopyState.DROPPED
+    second = RECORD_TYPES[tier](block, location, CopyState.DROPPED)
     state.dropped[second] = None
     state.levels[tier].used_bytes += block.index.record_bytes
     drop_record(state, second)
@@ -150,7 +149,7 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
 
 def _adopt(state: State, block: Block, level: Level, location: int) -> Copy:
     """A record met at start is a READY copy."""
-    copy = Copy(block, level.tier, location, CopyState.READY, block.index.full_mask)
+    copy = RECORD_TYPES[level.tier](block, location, CopyState.READY)
     if level.tier is Tier.SSD:
         block.ssd = copy
     else:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexkv_py.core.blocks import Copy, CopyState, Index, children_of
+from flexkv_py.core.blocks import CopyState, Index, SsdCopy, children_of
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.messages import NamespaceSpec, Tier
+from flexkv_py.core.messages import NamespaceSpec
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Waiter, WaitFor
 from flexkv_py.keys import ROOT
@@ -49,7 +49,7 @@ def test_a_block_with_a_copy_is_not_forgotten():
     """A block leaves its index only when it is in no tier."""
     index = Index(NAMESPACE, 0)
     block = index.add(chain(1)[0], ROOT)
-    block.ssd = Copy(block, Tier.SSD, 5)
+    block.ssd = SsdCopy(block, 5)
     with pytest.raises(AssertionError):
         index.remove(block)
     block.ssd = None
@@ -71,7 +71,7 @@ def test_only_a_filling_copy_is_waited_for():
     """Nobody would ever tell someone who waits on a copy that has ended."""
     state = State(PlannerConfig())
     block = Index(NAMESPACE, 0).add(chain(1)[0], ROOT)
-    copy = Copy(block, Tier.SSD, 0)
+    copy = SsdCopy(block, 0)
     state.wait_on(copy, Waiter(WaitFor.DEMAND))
     copy.state = CopyState.READY
     with pytest.raises(AssertionError):
