@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Copy, CopyState, DramCopy
+from flexkv_py.core.blocks import CopyState, DramCopy
 from flexkv_py.core.messages import (
     BlockCopy,
     LoadAsked,
