@@ -28,7 +28,7 @@ from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
 from flexkv_tiers.ssd.log import Log, Placed, Segment
 from flexkv_tiers.ssd.opening import adopt_segments
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
-from flexkv_tiers.ssd.records import read_compressed, read_record, record_pages, write_record
+from flexkv_tiers.ssd.records import is_compressed, read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, target_segment_bytes
@@ -200,7 +200,7 @@ class SsdStore:
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
         """Write one record and return its location; it outlives this process. Raises TierFault IO, FULL or DOWN."""
         with self._moving_on():
-            if self._codec is None:
+            if self._codec is None or not self._codec.compresses:
                 return await self._store(block, chunks, ChunksToWrite.plain(chunks))
             async with self._codec.encoded(block.namespace, chunks) as encoded:
                 return await self._store(block, chunks, encoded)
@@ -292,10 +292,10 @@ class SsdStore:
             segment.readers += 1
             try:
                 where = stripe.io, file, offset, block, chunks, self._arena
-                if self._codec is None:
-                    reading = read_record(*where, segment.salt)
-                else:
+                if self._codec is not None and is_compressed(self._log.table.pages(slot), chunks):
                     reading = read_compressed(*where, self._codec, segment.salt)
+                else:
+                    reading = read_record(*where, segment.salt)
                 try:
                     async for run in reading:
                         for chunk in run:
