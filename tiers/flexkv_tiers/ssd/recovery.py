@@ -126,6 +126,7 @@ class Recovery:
         believed, footers = [], []
         for index in indexes:
             segment = index.segment
+            assert not segment.live_count  # a restart is read to its end, once
             segment.next_page = self.roller.layout.first_page
             if index.footer is None:
                 continue
