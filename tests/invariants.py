@@ -85,7 +85,7 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
             drops[transfer.copy] += 1
     for level in state.levels.values():
         drops.update(copy for _, copy in level.undropped)
-    for want in _demands(state):
+    for want in live_demands(state):
         if want.staged is not None:
             readers[want.staged] += 1
     for copy in [*copies, *state.dropped]:
@@ -95,7 +95,7 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
         assert drops[copy] == int(gone), f"{copy}: {drops[copy]} drops are known"
 
 
-def _demands(state: State) -> list[Demand]:
+def live_demands(state: State) -> list[Demand]:
     waiting = [want for queue in state.demands.values() for want in queue]
     for waiters in state.waiters.values():
         waiting.extend(waiter.demand for waiter in waiters if waiter.demand is not None)
@@ -171,7 +171,7 @@ def _check_holds(state: State, indexes: list[Index]) -> None:
         for lease in session.leases.values():
             assert state.lease_owner[lease.id] == session.id
             holds.update(lease.blocks)
-    for want in _demands(state):
+    for want in live_demands(state):
         holds[want.block] += 1
     for index in indexes:
         for block in index.blocks.values():

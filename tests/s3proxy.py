@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import ssl
 import subprocess
 import sys
@@ -72,6 +73,13 @@ class FaultProxy:
         self._process.stdin.write(json.dumps(asdict(faults)) + "\n")
         self._process.stdin.flush()
         return int(self._hear())
+
+    def suspend(self) -> None:
+        """Freeze it: the kernel takes connections and bytes for it, and nothing comes back."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def _hear(self) -> str:
         assert self._process.stdout is not None

@@ -111,13 +111,13 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 
 
 @lru_cache(maxsize=64)
-def _layout(count: int) -> struct.Struct:
-    return struct.Struct(f"={count}I")
+def _layout(packed_bytes: int) -> struct.Struct:
+    return struct.Struct(f"={packed_bytes // FRAME_NUMBER_BYTES}I")
 
 
 def unpack_frames(packed: bytes) -> tuple[int, ...]:
     """Frame numbers by chunk. They are kept packed: a quarter of the memory of a tuple of ints."""
-    return _layout(len(packed) // FRAME_NUMBER_BYTES).unpack(packed)
+    return _layout(len(packed)).unpack(packed)
 
 
 class CopyList:
@@ -280,7 +280,9 @@ class Index:
 
     def remove(self, block: Block) -> None:
         """A block that has no copy any more; its children wait for it to return."""
-        assert not block.copies()
+        assert block.dram is None
+        assert block.ssd is None
+        assert block.s3 is None
         del self.blocks[block.key]
         self.rules.pop(block, None)
         if block.children is not None:

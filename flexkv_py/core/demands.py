@@ -62,9 +62,8 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
     if target is not None and target.state is CopyState.FILLING:
         state.wait_on(target, Waiter(WaitFor.DEMAND, demand=want))
         return True
-    if (why := _hopeless(level, want, state.now_ns)) or (
-        want.ticket is None and level.failing
-    ):  # staging waits for nobody
+    ails = level.failing and not write_may_start(state, level, block)
+    if (why := _hopeless(level, want, state.now_ns)) or (ails and want.ticket is None):  # staging waits for nobody
         finish_demand(state, want, ok=False, why=why)
         return True
     if being_reset(state, block):
@@ -77,14 +76,9 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
 
 def _hopeless(level: Level, want: Demand, now_ns: int) -> str:
     """Why no waiting would help; empty when it may."""
-    record_bytes = want.block.index.record_bytes
     if not want.block.ready or want.block.index.closed:
         return "the block was lost meanwhile: save it again"
-    if not level.up:
-        return f"the tier is down: {level.down_reason}"
-    if level.capacity_bytes and record_bytes > level.capacity_bytes:
-        return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
-    return level.last_fault if level.full and level.pause_until_ns > now_ns else ""
+    return level.hopeless(want.block.index.record_bytes) or (level.last_fault if level.is_full(now_ns) else "")
 
 
 def _stage(state: State, tier: Tier, want: Demand) -> bool:

@@ -150,6 +150,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         target.state = CopyState.READY
         level.put(target)
         state.demotion_faults.pop(block, None)
+        state.pushed_out.pop(block, None)
         if block.index.closed:
             evict(state, target, "the namespace was reset")
     else:

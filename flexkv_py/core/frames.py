@@ -98,9 +98,11 @@ class FramePool:
 
     def _take_back(self, frame_pages: int) -> bool:
         """Take one wholly free segment back from another size, where there can be one."""
-        sizes = [size for size, count in self._segments.items() if count and size != frame_pages]
-        if not any(len(self._free[size]) >= self._per_segment(size) for size in sizes):
-            return False
+        for size, count in self._segments.items():
+            if count and size != frame_pages and len(self._free[size]) >= self._per_segment(size):
+                break
+        else:
+            return False  # so whenever there is only one size: no more may be paid for that
         for segment, free in self._free_by_segment().items():
             size = self._size[segment]
             if size != frame_pages and free == self._per_segment(size):

@@ -8,8 +8,6 @@ question) costs one block's place in an order, never bytes. Called by the flows 
 
 from __future__ import annotations
 
-from array import array
-
 from flexkv_py.keys import BlockKey
 
 BUCKET_BLOCKS = 16
@@ -17,6 +15,9 @@ BUCKETS_MIN = 1 << 6
 BUCKETS_MAX = 1 << 20
 REMEMBERED_PER_BLOCK = 2
 USES_MAX = 255
+PRINT_BYTES = 4
+FINGERPRINT = slice(PRINT_BYTES, 2 * PRINT_BYTES)
+"""Of a key, which is a hash already. Its bucket comes of the bytes before."""
 
 
 class History:
@@ -24,36 +25,37 @@ class History:
 
     def __init__(self) -> None:
         self._buckets = BUCKETS_MIN
-        self._prints = array("I", bytes(4 * BUCKETS_MIN * BUCKET_BLOCKS))
+        self._prints = bytearray(PRINT_BYTES * BUCKETS_MIN * BUCKET_BLOCKS)
         self._uses = bytearray(BUCKETS_MIN * BUCKET_BLOCKS)
         self._next = bytearray(BUCKETS_MIN)  # where in its bucket the next block goes: upon the oldest
 
     def remember(self, key: BlockKey, shard: int, uses: int, blocks_known: int) -> None:
         """A block left its last tier. The table doubles until it has two places per block that is known."""
-        while self._buckets * BUCKET_BLOCKS < REMEMBERED_PER_BLOCK * blocks_known and self._buckets < BUCKETS_MAX:
+        while REMEMBERED_PER_BLOCK * blocks_known > len(self._uses) and self._buckets < BUCKETS_MAX:
             self._prints.extend(self._prints)  # each entry is then in both places it may belong to
             self._uses.extend(self._uses)
             self._next.extend(self._next)
             self._buckets *= 2
-        bucket, fingerprint = self._place(key, shard)
-        at = bucket * BUCKET_BLOCKS + self._next[bucket]
-        self._prints[at] = fingerprint
-        self._uses[at] = min(uses, USES_MAX)
-        self._next[bucket] = (self._next[bucket] + 1) % BUCKET_BLOCKS
+        bucket = self._bucket(key, shard)
+        within = self._next[bucket]
+        at = bucket * BUCKET_BLOCKS + within
+        self._prints[at * PRINT_BYTES : (at + 1) * PRINT_BYTES] = key[FINGERPRINT]
+        self._uses[at] = uses if uses < USES_MAX else USES_MAX
+        self._next[bucket] = (within + 1) % BUCKET_BLOCKS
 
     def recall(self, key: BlockKey, shard: int) -> int:
         """Uses up to USES_MAX, 0 when none are remembered; they are forgotten here: the block is known again."""
-        bucket, fingerprint = self._place(key, shard)
-        first = bucket * BUCKET_BLOCKS
-        prints = self._prints[first : first + BUCKET_BLOCKS]
-        if fingerprint not in prints:
+        first = self._bucket(key, shard) * BUCKET_BLOCKS * PRINT_BYTES
+        end = first + BUCKET_BLOCKS * PRINT_BYTES
+        found = self._prints.find(key[FINGERPRINT], first, end)
+        while found >= 0 and found % PRINT_BYTES:  # those bytes, but of two fingerprints
+            found = self._prints.find(key[FINGERPRINT], found + 1, end)
+        if found < 0:
             return 0
-        at = first + prints.index(fingerprint)
+        at = found // PRINT_BYTES
         uses, self._uses[at] = self._uses[at], 0
-        self._prints[at] = 0
+        self._prints[found : found + PRINT_BYTES] = bytes(PRINT_BYTES)
         return uses
 
-    def _place(self, key: BlockKey, shard: int) -> tuple[int, int]:
-        """The key's bucket and its fingerprint; keys are hashes already."""
-        number = int.from_bytes(key[:8], "little")
-        return (number + shard) & (self._buckets - 1), number >> 32
+    def _bucket(self, key: BlockKey, shard: int) -> int:
+        return (int.from_bytes(key[:PRINT_BYTES], "little") + shard) & (self._buckets - 1)

@@ -16,13 +16,24 @@ RELINK_SLICE_MAX = 256
 
 def settle(state: State, block: Block) -> None:
     """Call after any change to a block's copies: renews its link, forgets it when no copy is left."""
-    relink(state, block)
     if block.dram is None and block.ssd is None and block.s3 is None:
-        index = block.index
-        index.remove(block)
-        if block.uses and not index.closed:
-            state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
+        _forget(state, block)
+    else:
+        relink(state, block)
+
+
+def _forget(state: State, block: Block) -> None:
+    if block.linked:
+        block.linked = False
+        _spread(state, block)
+    index = block.index
+    index.remove(block)
+    if block.uses and not index.closed:
+        state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
+    if state.demotion_faults:
         state.demotion_faults.pop(block, None)
+    if state.pushed_out:
+        state.pushed_out.pop(block, None)
 
 
 def relink(state: State, block: Block) -> None:
@@ -36,6 +47,10 @@ def relink(state: State, block: Block) -> None:
     block.linked = linked
     if not linked:
         _cool(state, block)
+    _spread(state, block)
+
+
+def _spread(state: State, block: Block) -> None:
     children = block.children
     if isinstance(children, dict):
         state.relink.extend(children)
@@ -53,9 +68,13 @@ def relink_slice(state: State, blocks_max: int = RELINK_SLICE_MAX) -> None:
 
 
 def _cool(state: State, block: Block) -> None:
-    """An orphan is the first victim: nobody can match it."""
-    for copy in block.copies():
-        if copy.queue is not None:
+    """An orphan is the first victim: nobody can match it. One that stood ready to go still does."""
+    for copy in (block.dram, block.ssd, block.s3):
+        if copy is not None and copy.queue is not None:
             level = state.levels[copy.tier]
-            level.take_out(copy)
-            level.policy.cool(copy)
+            ready_to_go = copy.queue is level.reclaimable
+            copy.queue.remove(copy)
+            if ready_to_go:
+                level.reclaimable.push_oldest(copy)
+            else:
+                level.policy.cool(copy)

@@ -16,7 +16,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.moves import promotion_may_start, start_promotion, unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import take_frames
+from flexkv_py.core.room import back_to_order, take_frames
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, settle_key
@@ -35,13 +35,13 @@ def on_load(state: State, event: LoadAsked | PrefetchAsked, session: Session) ->
     copies: list[BlockCopy] = []
     waiting = 0
     for position in range(count):
-        if not give_up(state, ticket, position, waiting):
-            behind = bool(state.room_loads or (kind is TicketKind.PREFETCH and state.room_prefetches))
+        if not ticket.deadline_ns or not give_up(state, ticket, position, waiting):
+            behind = state.room_loads or (kind is TicketKind.PREFETCH and state.room_prefetches)
             first_come = behind and not _resident(ticket, position)
             if first_come or not place(state, ticket, position, copies):
                 waiting += 1
                 _queue(state, ticket, position)
-        if _cut(state, ticket, position):
+        if ticket.outcomes[position] is not None and _cut(state, ticket, position):
             break
     hand_out(state, ticket, copies)
 
@@ -112,9 +112,13 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
         if not promotion_may_start(state, block, priority):
             return False
+        stood_ready = source.queue is state.levels[source.tier].reclaimable
         state.pin(source)  # making room must not evict what we are about to read
         frames = take_frames(state, index)
-        unpin(state, source)
+        if frames is None and stood_ready:
+            back_to_order(state, source, still_cold=True)  # a load that waits uses nothing
+        else:
+            unpin(state, source)
         if frames is None:
             if state.frames.fits(index.frame_pages, index.chunk_count):
                 return False
@@ -206,14 +210,15 @@ def on_load_copied(state: State, transfer: Transfer, result: TransferResult) -> 
         transfer.failed = True
         ticket.detail = result.detail or ticket.detail
         state.count("faults", f"worker_{result.fault.value}")
-    _settle_failed(state, transfer, ticket)
+    if transfer.failed:
+        _settle_failed(state, transfer, ticket)
     if transfer.running == 0 and transfer.copy.state is not CopyState.FILLING:
         _end_load(state, transfer)
 
 
 def _settle_failed(state: State, transfer: Transfer, ticket: Ticket) -> None:
     """A failed block is told when no copy of it runs: who hears of the end may use its pages again."""
-    if transfer.failed and transfer.running == 0:
+    if transfer.running == 0:
         settle_key(state, ticket, transfer.position, Outcome.FAILED)
 
 

@@ -64,10 +64,10 @@ def evict(state: State, copy: Copy, why: str) -> None:
     assert copy.state is CopyState.READY
     assert copy.readers == 0
     if copy.queue is not None:
-        state.levels[copy.tier].take_out(copy)
+        copy.queue.remove(copy)
     block = copy.block
     state.tell(block.key, "evict", copy.tier, why)
-    state.count("evictions", copy.tier.name.lower())
+    state.count("evictions", state.levels[copy.tier].word)
     if copy.tier is Tier.DRAM:
         block.dram = None
         free_frames(state, copy)
@@ -85,7 +85,7 @@ def lose_record(state: State, copy: Copy) -> None:
     assert copy.tier is not Tier.DRAM
     assert copy.state is CopyState.READY
     if copy.queue is not None:
-        state.levels[copy.tier].take_out(copy)
+        copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
     _uncover(state, copy.block)
     if copy.readers == 0:
@@ -99,7 +99,8 @@ def forget_record(state: State, copy: Copy) -> None:
         lose_record(state, copy)
         return
     block = copy.block
-    state.levels[copy.tier].take_out(copy)
+    assert copy.queue is not None
+    copy.queue.remove(copy)
     state.levels[copy.tier].used_bytes -= block.index.record_bytes
     copy.state = CopyState.DROPPED
     block.set_copy(copy.tier, None)
@@ -108,13 +109,10 @@ def forget_record(state: State, copy: Copy) -> None:
 
 
 def _uncover(state: State, block: Block) -> None:
-    """A copy that stood ready to go because of the record below may not go any more.
-
-    It would otherwise block the head of the line, be written again, and so push out the next record.
-    """
+    """A copy that stood ready to go because of a record that was lost may not go any more."""
     for copy in (block.dram, block.ssd):
         if copy is not None and copy.queue is state.levels[copy.tier].reclaimable and not judge(state, copy).may_go:
-            state.levels[copy.tier].take_out(copy)
+            copy.queue.remove(copy)
             state.levels[copy.tier].policy.cool(copy)
 
 
@@ -174,6 +172,7 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     target = RECORD_TYPES[tier](block, 0)
     block.set_copy(tier, target)
     level.used_bytes += block.index.record_bytes
+    level.wrote_ns = level.wrote_ns if level.writes.count else state.now_ns
     level.writes.begin(block.index.record_bytes)
     if not level.budget.admits(state.now_ns):
         state.count("over_budget", tier.name.lower())

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import Level, State
 
 
-class Verdict(Enum):
+class Verdict(StrEnum):
     """What stands between a cold copy and its eviction."""
 
     COVERED = "also below"
     REFUSED = "admission refused it below"
     NO_TIER = "no tier below takes it"
     FAULTS = "its demotions failed"
+    PUSHED_OUT = "its record made room below, and it was not used since"
+    AILS = "the tier below does not answer, and room is needed"
     WRITE = "must be written below first"
     HELD = "held by a lease and nowhere else"
 
@@ -30,7 +32,7 @@ def judge(state: State, copy: Copy) -> Verdict:
     if is_below(block, copy.tier):
         return Verdict.COVERED
     takers = _takers(state, copy)
-    if block.holds and not any(other is not copy and other.state is CopyState.READY for other in block.copies()):
+    if block.holds and not any(_stays(state, other) for other in block.copies() if other is not copy):
         return Verdict.WRITE if takers else Verdict.HELD
     if block.rule is Rule.NEVER:
         return Verdict.REFUSED
@@ -38,9 +40,27 @@ def judge(state: State, copy: Copy) -> Verdict:
         return Verdict.NO_TIER
     if copy.tier is not Tier.DRAM and block.index.spec is None:
         return Verdict.NO_TIER  # staging needs to know how the block is cut
+    if state.pushed_out.get(block) == block.uses:
+        return Verdict.PUSHED_OUT
     if state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
         return Verdict.FAULTS
     return Verdict.REFUSED if all(refusal(state, level, block) for level in takers) else Verdict.WRITE
+
+
+def judge_now(state: State, copy: Copy) -> Verdict:
+    """May it go now that its room is needed? Nobody waits for a sick S3."""
+    verdict, block = judge(state, copy), copy.block
+    if verdict is not Verdict.WRITE:
+        return verdict
+    wanting = [level for level in _takers(state, copy) if block.holds or not refusal(state, level, block)]
+    if not all(level.ails(state.now_ns) for level in wanting):
+        return verdict
+    return Verdict.HELD if block.holds else Verdict.AILS
+
+
+def _stays(state: State, copy: Copy) -> bool:
+    """Whether a block can count on this copy when another goes: not on one that stands ready to go."""
+    return copy.state is CopyState.READY and copy.queue is not state.levels[copy.tier].reclaimable
 
 
 def _takers(state: State, copy: Copy) -> list[Level]:
@@ -61,8 +81,8 @@ def refusal(state: State, level: Level, block: Block) -> str:
 def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
     if verdict is not Verdict.REFUSED:
-        return str(verdict.value)
-    return f"{verdict.value}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
+        return verdict
+    return f"{verdict}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
 
 
 def refusals(state: State, copy: Copy) -> list[str]:

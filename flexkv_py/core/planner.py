@@ -79,7 +79,10 @@ class Planner:
         )
         if slices_left:
             return state.now_ns
-        return state.timers[0][0] if state.timers else None
+        due_ns = [state.timers[0][0]] if state.timers else []
+        if state.room_saves or state.room_loads or state.room_prefetches:
+            due_ns += [level.ails_from_ns for level in state.below if level.ails_from_ns > state.now_ns]
+        return min(due_ns, default=None)
 
     def story(self, key: BlockKey) -> list[messages.StoryEvent]:
         """What happened to this block, oldest first, as far back as the ring reaches."""

@@ -189,7 +189,7 @@ def pump_resets(state: State) -> None:
             _forget(state, reset.left.pop())
         if not reset.left and not recovering and _all_gone(state, reset):
             state.resets.remove(reset)
-            if reset.session in state.sessions:
+            if not reset.session or reset.session in state.sessions:  # 0: the daemon itself
                 state.out.append(RequestDone(reset.session, reset.request))
 
 

@@ -12,7 +12,7 @@ from math import inf
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import evict, start_demotion, unpin
-from flexkv_py.core.placement import Verdict, explain, is_below, judge, refusal, refusals, write_may_start
+from flexkv_py.core.placement import Verdict, explain, is_below, judge, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -55,7 +55,7 @@ def _evict_one(state: State, level: Level) -> Copy | None:
         copy = level.reclaimable.oldest or level.policy.coldest()
         if copy is None:
             return None
-        verdict = judge(state, copy)
+        verdict = judge_now(state, copy)
         if verdict is Verdict.HELD:
             state.touch(copy)  # out of the way of the scan until its lease ends
         elif verdict is Verdict.WRITE:
@@ -65,9 +65,20 @@ def _evict_one(state: State, level: Level) -> Copy | None:
             if verdict is Verdict.REFUSED:
                 for rule in refusals(state, copy):
                     state.count("refused_admissions", rule)
+            _had_their_turn(state, copy)
             evict(state, copy, explain(state, copy, verdict))
             return copy
     return None
+
+
+def _had_their_turn(state: State, record: Copy) -> None:
+    """Copies that stand ready to go because of a record stay so when it makes room, until the block is used again.
+
+    Written once more they would push out the next record, whose copy above would be written again, and so on for ever.
+    """
+    block = record.block
+    if any(copy.tier < record.tier and copy.queue is state.levels[copy.tier].reclaimable for copy in block.copies()):
+        state.pushed_out[block] = block.uses
 
 
 def _send_down(state: State, copy: Copy) -> bool:
@@ -129,9 +140,12 @@ def make_room_after_fault(state: State, level: Level, index: Index) -> None:
 
 
 def stage_down(state: State, copy: Copy) -> bool:
-    """Set an SSD copy aside and ask for its block in S3; False when enough are on their way."""
-    waiting = state.demands[Tier.S3]
-    if not state.levels[Tier.S3].writes.takes(copy.block.index.record_bytes, waiting=len(waiting)):
+    """Set an SSD copy aside and ask for its block in S3; False when enough are on their way.
+
+    Never what S3 would refuse at once: it would come back, be the coldest again soon, and be set aside again, for ever.
+    """
+    waiting, level = state.demands[Tier.S3], state.levels[Tier.S3]
+    if level.is_full(state.now_ns) or not level.writes.takes(copy.block.index.record_bytes, waiting=len(waiting)):
         return False
     state.pin(copy)
     copy.block.holds += 1
@@ -145,7 +159,7 @@ def clean_ahead(state: State) -> None:
     frames, ssd = state.frames, state.levels.get(Tier.SSD)
     capacity, used = frames.total_pages * ALIGN_BYTES, frames.used_pages * ALIGN_BYTES
     _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used)
-    if ssd is not None:
+    if ssd is not None and ssd.up:  # what is down can neither be read nor dropped
         _drop_ahead(state, ssd)
         if Tier.S3 in state.levels:
             free = ssd.capacity_bytes - ssd.used_bytes
@@ -196,7 +210,8 @@ def _clean(state: State, level: Level, copy: Copy) -> bool:
     """Make the coldest copy reclaimable, or set it on its way down; False when that must wait."""
     verdict = judge(state, copy)
     if verdict.may_go:
-        level.take_out(copy)
+        assert copy.queue is not None
+        copy.queue.remove(copy)
         level.reclaimable.push_newest(copy)
         if verdict is not Verdict.COVERED:
             state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))

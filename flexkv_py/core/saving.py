@@ -69,7 +69,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         settle_key(state, ticket, position, Outcome.REFUSED)
         return True
     if block is None:
-        block = index.blocks.get(key) or index.add(key, parent)
+        block = index.add(key, parent)
         block.uses = block.uses or state.history.recall(key, index.shard)
     copy = fill_dram(block, frames)
     block.rule = _rule(ticket.hints)
@@ -102,11 +102,12 @@ def _acknowledge(state: State, ticket: Ticket, position: int, block: Block, outc
     """READY: tell so, or once it is as deep as the save asked for."""
     if ticket.over:
         return
-    target = block.copy_in(ticket.ack)
-    if ticket.ack is Tier.DRAM or (target is not None and target.state is CopyState.READY):
-        settle_key(state, ticket, position, outcome)
-    else:
-        demand(state, block, ticket.ack, ticket, position)
+    if ticket.ack is not Tier.DRAM:
+        target = block.copy_in(ticket.ack)
+        if target is None or target.state is not CopyState.READY:
+            demand(state, block, ticket.ack, ticket, position)
+            return
+    settle_key(state, ticket, position, outcome)
 
 
 def present_heard(state: State, waiter: Waiter, block: Block, *, ok: bool) -> None:

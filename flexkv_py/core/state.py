@@ -26,6 +26,8 @@ from flexkv_py.keys import BlockKey, NamespaceDigest
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
+S3_PATIENCE_NS = 250_000_000
+"""Without the end of any write for so long, S3 is taken for sick by those who need room."""
 SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 
 
@@ -38,6 +40,7 @@ class Level:
 
     def __init__(self, tier: Tier, config: PlannerConfig) -> None:
         self.tier = tier
+        self.word = tier.name.lower()  # in counters
         self._room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
         self._shrunk_until_ns = 0
         self.capacity_bytes = self._room_bytes  # 0 = no limit of ours
@@ -54,6 +57,7 @@ class Level:
         self.forecast = Forecast()
         self.faults_in_row = 0
         self.pause_until_ns = 0
+        self.wrote_ns = 0  # when the last write ended, or the first of those in flight began
         self.last_fault = ""
         self.full = False  # the last write found no room, whatever we counted, and nothing there may go
         self.recovering = tier in config.recovers  # not all that the last life left here is known yet
@@ -67,8 +71,29 @@ class Level:
 
     def takes(self, record_bytes: int, now_ns: int) -> bool:
         """Whether blocks of this size may count on this tier as their next place down."""
-        fits = not self.capacity_bytes or record_bytes <= self.capacity_bytes
-        return self.up and fits and (not self.failing or self.pause_until_ns <= now_ns)
+        tried = self.pause_until_ns <= now_ns and not self.writes.count
+        return not self.hopeless(record_bytes) and (not self.failing or tried)
+
+    def hopeless(self, record_bytes: int) -> str:
+        """Why no waiting would bring a block of this size into the tier; empty when it may."""
+        if not self.up:
+            return f"the tier is down: {self.down_reason}"
+        if self.capacity_bytes and record_bytes > self.capacity_bytes:
+            return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
+        return ""
+
+    def ails(self, now_ns: int) -> bool:
+        """S3 pauses after a fault, or answers no write: nobody who needs room waits for it (elsewhere they do)."""
+        return self.tier is Tier.S3 and (self.pause_until_ns > now_ns or 0 < self.ails_from_ns <= now_ns)
+
+    @property
+    def ails_from_ns(self) -> int:
+        """When an S3 that goes on not answering is taken for sick; 0 while it owes no answer."""
+        return self.wrote_ns + S3_PATIENCE_NS if self.tier is Tier.S3 and self.writes.count else 0
+
+    def is_full(self, now_ns: int) -> bool:
+        """The last write found no room, and the next is not tried yet."""
+        return self.full and self.pause_until_ns > now_ns
 
     def drops_due(self, now_ns: int) -> bool:
         """Whether a drop that failed is to be asked for again now."""
@@ -80,15 +105,10 @@ class Level:
         else:
             self.policy.add(copy)
 
-    def take_out(self, copy: Copy) -> None:
-        if copy.queue is self.reclaimable:
-            self.reclaimable.remove(copy)
-        else:
-            self.policy.remove(copy)
-
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
         self.full = False
+        self.wrote_ns = now_ns
         if result.fault is None:
             self.faults_in_row = 0
             if self._shrunk_until_ns <= now_ns:
@@ -135,6 +155,7 @@ class State:
         self.relink: deque[Block] = deque()  # children whose parent's link changed
         self.history = History()
         self.demotion_faults: dict[Block, int] = {}
+        self.pushed_out: dict[Block, int] = {}  # records that made room below a copy ready to go: the uses by then
         self.timers: list[tuple[int, int, str, int]] = []
         self.timers_made = 0
         self.story = Story(config.story_events_max)
@@ -148,7 +169,7 @@ class State:
         return index
 
     def tell(self, key: BlockKey, what: str, tier: Tier, detail: str = "") -> None:
-        self.story.tell(self.now_ns, key, what, tier, detail)
+        self.story.ring.append((self.now_ns, key, what, tier, detail))
 
     def count(self, name: str, label: str, amount: int = 1) -> None:
         at = (name, label)
@@ -161,7 +182,7 @@ class State:
     def pin(self, copy: Copy) -> None:
         """A reader more; a pinned copy stands in no order."""
         if copy.queue is not None:
-            self.levels[copy.tier].take_out(copy)
+            copy.queue.remove(copy)
         copy.readers += 1
 
     def wait_on(self, copy: Copy, waiter: Waiter) -> None:
@@ -172,9 +193,8 @@ class State:
     def touch(self, copy: Copy) -> None:
         """The copy was just used."""
         if copy.queue is not None:
-            level = self.levels[copy.tier]
-            level.take_out(copy)
-            level.policy.add(copy)
+            copy.queue.remove(copy)
+            self.levels[copy.tier].policy.add(copy)
 
     def touch_tail_first(self, blocks: Sequence[Block]) -> None:
         """A chain was used until now. Its head is needed by every longer chain, so it must stay longest: touched last.
@@ -182,9 +202,10 @@ class State:
         What was made ready to go since it was used stays so: else cleaning ahead would never end.
         """
         for block in reversed(blocks):
-            for copy in block.copies() if block.linked else ():
-                if copy.queue is not self.levels[copy.tier].reclaimable:
-                    self.touch(copy)
+            if block.linked:
+                for copy in (block.dram, block.ssd, block.s3):
+                    if copy is not None and copy.queue is not self.levels[copy.tier].reclaimable:
+                        self.touch(copy)
 
     def new_transfer(self, transfer: Transfer) -> Transfer:
         self.transfers[transfer.id] = transfer

@@ -9,14 +9,11 @@ from flexkv_py.keys import BlockKey
 
 
 class Story:
-    """The newest `events_max` events. Telling is O(1); reading one block's story scans the ring."""
+    """The newest `events_max` events. Appending is O(1); reading one block's story scans the ring."""
 
     def __init__(self, events_max: int) -> None:
-        self._ring: deque[tuple[int, BlockKey, str, Tier, str]] = deque(maxlen=events_max)
-
-    def tell(self, now_ns: int, key: BlockKey, what: str, tier: Tier, detail: str) -> None:
-        self._ring.append((now_ns, key, what, tier, detail))
+        self.ring: deque[tuple[int, BlockKey, str, Tier, str]] = deque(maxlen=events_max)
 
     def of(self, key: BlockKey) -> list[StoryEvent]:
         """Events of one block, oldest first."""
-        return [StoryEvent(*event) for event in self._ring if event[1] == key]
+        return [StoryEvent(*event) for event in self.ring if event[1] == key]

@@ -17,13 +17,15 @@ class TraceRequest:
 
     `time_s` counts from the start of the trace. `ids` names the blocks of the input in order; each
     id stands for its block *and everything before it*, so two requests share a prefix exactly as
-    far as their ids agree. With `partial` the last id stands for a block that is not full.
+    far as their ids agree. With `partial` the last id stands for a block that is not full. Calls of
+    one `session` are made one after another; None: the trace does not say.
     """
 
     time_s: float
     ids: Sequence[int]
     tokens: int
     partial: bool
+    session: int | None = None
 
     @property
     def full_ids(self) -> Sequence[int]:

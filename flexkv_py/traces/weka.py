@@ -56,7 +56,8 @@ def _merged(lines: Iterator[WekaLine], step: int) -> Iterator[TraceRequest]:
     starts = _session_starts(sorted({call.session for call in calls}))
     calls.sort(key=lambda call: starts[call.session] + call.t)
     for call in calls:
-        yield TraceRequest(starts[call.session] + call.t, _expand(call, step), call.input_length, partial=False)
+        time_s = starts[call.session] + call.t
+        yield TraceRequest(time_s, _expand(call, step), call.input_length, partial=False, session=call.session)
 
 
 def _session_starts(sessions: list[int]) -> dict[int, float]:

@@ -38,6 +38,10 @@ class NullS3:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def __enter__(self) -> NullS3:
         return self
 

@@ -101,6 +101,7 @@ def rows() -> list[dict[str, Any]]:
             found += _against("SeaweedFS", server.endpoint_url, server.environment, clients)
         trace = load.write_trace(Path(folder) / "trace.jsonl")
         with NullS3() as null:
+            load.make_nice(null.pid)
             sizes = Sizes(64 * MIB, None, f"{null.endpoint_url}/bench/load")
             found += load.beside_load("S3 works", sizes, trace, os.environ | null.environment)
     return found

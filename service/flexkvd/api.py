@@ -70,7 +70,7 @@ def make_app(control: Control, token: str) -> FastAPI:
 
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
-        """200 when every tier is read in and the arena populated, else 503 and how far it is."""
+        """200 when every tier that can be reached is read in and the arena populated, else 503 and how far it is."""
         report = control.readiness()
         return JSONResponse(report, 200 if report["ready"] else 503)
 

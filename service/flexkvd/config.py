@@ -37,6 +37,12 @@ class DaemonTable:
     token_file: str = key(
         Kind.TEXT, "File whose first line every other worker must present in hello; empty: no token is accepted.", ""
     )
+    state_directory: str = key(
+        Kind.TEXT,
+        "Directory in which resets are written down until they are carried out, so that a restart goes on with them; "
+        "empty: the first one of the SSD tier. Without either a restart forgets them.",
+        "",
+    )
     drain_s: float = key(Kind.NUMBER, "Time SIGTERM leaves running tickets and promised flushes.", 20.0, high=DAY_S)
     log_level: str = key(
         Kind.TEXT, "Least severe line that is logged.", "info", choices=("debug", "info", "warning", "error")

@@ -26,8 +26,13 @@ class Operator:
         self._parts = parts
         self.metrics = Metrics(self)
 
-    def readiness(self) -> dict[str, object]:
-        return self._parts.readiness.report()
+    def readiness(self) -> dict[str, Any]:
+        """See `Readiness.report`; a tier that is down is degraded for its reason, whatever step it is at."""
+        report: dict[str, Any] = self._parts.readiness.report()
+        for tier, level in self._parts.planner.state.levels.items():
+            if not level.up:
+                report["degraded"][tier.name.lower()] = f"down: {level.down_reason}"
+        return report
 
     def metrics_text(self) -> bytes:
         return self.metrics.text()
@@ -53,7 +58,7 @@ class Operator:
         return {
             "version": flexkv_py.__version__,
             "boot": parts.boot.hex(),
-            **parts.readiness.report(),
+            **self.readiness(),
             "planner": facts_of(parts.planner.state),
             "counters": _nested(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),

@@ -12,10 +12,12 @@ import signal
 import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from flexkv_py.core.messages import DrainStarted, Tier
 from flexkv_py.errors import FlexKVError
+from flexkv_tiers.base import TierFault
 from flexkvd import socket_file, startup
 from flexkvd.config import ApiTable, Config, read_token
 from flexkvd.parts import Parts, make_parts
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+OUR_PACKAGES = {"flexkvd", "flexkv_tiers", "flexkv_py"}
+LOOP_PACKAGES = {"asyncio", "uvloop"}
+FAULTS = (TierFault, FlexKVError, OSError, asyncio.CancelledError)
+"""What production must expect; anything else that reaches the loop is a bug."""
+BUG_SOURCES = {"task", "handle"}
+"""What the loop names beside an error of a task or a callback."""
 DRAIN_LOOK_S = 0.02
 API_SOCKET_MODE = 0o600
 
@@ -76,6 +84,7 @@ class Daemon:
         self._end_at_s = 0.0  # on the loop's clock: when the drain is over, whatever still runs
         self._failure: BaseException | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._loop.set_exception_handler(self._overheard)
         parts.engine.on_broken = self._broken
         parts.sessions.on_ticket_finished = self._ticket_finished
         parts.readiness.on_ready = self._ready
@@ -144,8 +153,19 @@ class Daemon:
         self.operator.metrics.ticket_ended(ticket.kind, seconds)
 
     def _ready(self) -> None:
-        log.info("ready")
+        behind = ", ".join(self._parts.readiness.steps)
+        log.info("ready%s", f", {behind} is still to come" if behind else "")
         startup.settle_heap()
+
+    def _overheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop met an error that nobody awaits: of a task or callback of ours it is a bug, and ends the daemon.
+
+        Not what comes of a connection, of which the loop tells by its transport: no client ends the daemon.
+        """
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if error is not None and BUG_SOURCES & context.keys() and _is_bug(error):
+            self._parts.engine.fail(error)
 
     def _broken(self) -> None:
         self._fail(RuntimeError("the engine met a bug"))
@@ -188,8 +208,23 @@ class Daemon:
         if ending := [*self._background, *closing]:
             await asyncio.wait(ending)
         for task in closing:
-            task.result()
+            if (error := task.exception()) is not None:
+                self._failure = self._failure or error
+                log.error("a tier did not close: %s", error, exc_info=error)
         log.info("stopped")
+
+
+def _is_bug(error: BaseException) -> bool:
+    """Whether an error is no fault, and was raised by what the loop itself called of our packages."""
+    trace = error.__traceback__
+    while trace is not None and _package(trace) in LOOP_PACKAGES:
+        trace = trace.tb_next
+    return trace is not None and _package(trace) in OUR_PACKAGES and not isinstance(error, FAULTS)
+
+
+def _package(trace: TracebackType) -> str:
+    name: str = trace.tb_frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
 
 
 def _listen_tcp(table: ApiTable) -> socket.socket:

@@ -22,7 +22,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 
 log = logging.getLogger(__name__)
 
-RESULTS_PER_TURN_MAX = 8
+RESULTS_PER_TURN_MAX = 4
 """Ends of transfers handled in one turn of the loop: whoever pings waits for a whole turn, so turns are kept short."""
 TIMER_MIN_NS = 500_000
 """Deadlines need no finer grain; a planner whose deadline has just passed must not spin the loop."""
@@ -90,6 +90,8 @@ class Engine:
 
     def fail(self, error: BaseException | None) -> None:
         """A bug left the state in doubt: handle no event any more."""
+        if self.broken:
+            return
         log.error("a bug: the daemon stops", exc_info=error)
         self.broken = True
         self.close()

@@ -17,7 +17,7 @@ from typing import Any
 from flexkv_py.core.messages import Priority, StartMove
 from flexkvd.durations import Durations
 
-STARTS_PER_TURN_MAX = 4
+STARTS_PER_TURN_MAX = 2
 """Moves begun in one turn of the loop. Whoever pings waits for a whole turn, so turns are kept short."""
 
 

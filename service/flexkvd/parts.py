@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
@@ -28,6 +29,8 @@ from flexkvd.lag import LagProbe
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
+from flexkvd.reset_log import ResetLog
+from flexkvd.resets import Resets
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
 from flexkvd.store_events import StoreEvents
@@ -73,7 +76,8 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     codecs = Codecs.make(config, arena)
     stack.push_async_callback(codecs.close)
     await codecs.start()
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine))
+    readiness = Readiness()
+    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
@@ -82,10 +86,19 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     executor = Executor(engine, sessions, lanes, stores, loop)
     shared = [store for store, _ in stores.values() if isinstance(store, SharedStore)]
-    requests = Requests(engine, sessions, config.limits, told.tiers, shared, loop)
+    resets = Resets(engine, sessions, shared, _reset_log(config), loop)
+    stack.callback(resets.close)
+    resets.go_on()
+    requests = Requests(engine, sessions, config.limits, told.tiers, resets, loop)
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, Readiness(), lag)
+    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, lag)
+
+
+def _reset_log(config: Config) -> ResetLog | None:
+    """Where outstanding resets are kept: as configured, else with the SSD tier, which outlives a restart too."""
+    directory = config.daemon.state_directory or (config.ssd.directory[0] if config.ssd else "")
+    return ResetLog(Path(directory)) if directory else None

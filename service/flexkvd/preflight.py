@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from flexkv_py.errors import FlexKVError
 from flexkvd import socket_file
 from flexkvd.config import Config, read_token
-from flexkvd.stores import s3_config
+from flexkvd.stores import s3_config, ssd_wanted
 from flexkvd.tier_tables import S3Table, SsdTable
 from flexkvd.toml_tables import bad_config, format_size
 
@@ -30,7 +30,7 @@ def problems(config: Config) -> list[FlexKVError]:
         lambda: _check_memory(config.dram.bytes),
     ]
     if (ssd := config.ssd) is not None:
-        checks.append(lambda: _check_directory(ssd))
+        checks.append(lambda: _check_ssd(ssd))
     if (s3 := config.s3) is not None:
         checks += [lambda: _check_s3(s3), lambda: _check_ca_bundle(s3)]
     return [problem for check in checks if (problem := _problem(check)) is not None]
@@ -40,25 +40,35 @@ def warnings(config: Config) -> Iterator[str]:
     """What works, though not as well as configured. Only for a configuration without problems."""
     if config.ssd is None:
         return
-    wanted_bytes = config.ssd.bytes // len(config.ssd.directory)
-    for directory in map(Path, config.ssd.directory):
-        yield from _warnings_of_disk(directory, wanted_bytes)
+    from flexkv_tiers.ssd.directory import look  # noqa: PLC0415 - only a daemon with a disk tier needs it
+    from flexkv_tiers.ssd.inspection import room_in  # noqa: PLC0415 - likewise
+
+    wanted = ssd_wanted(config.ssd)
+    plan = look(wanted.directories, forget_missing=wanted.forget_missing)
+    if plan.forgotten_count or plan.outdated:
+        emptied = ", ".join(map(str, plan.outdated)) or "none"
+        yield (
+            f'[ssd] missing_directory = "forget": what {plan.forgotten_count} missing directories of the set held is '
+            f"given up for good; to be emptied, because out of date: {emptied}"
+        )
+    for directory in wanted.directories:
+        room = room_in(directory, wanted.reserve_bytes)
+        yield from _warnings_of_disk(directory, wanted.share_bytes, room.file_system_bytes, room.usable_bytes)
 
 
-def _warnings_of_disk(directory: Path, wanted_bytes: int) -> Iterator[str]:
+def _warnings_of_disk(directory: Path, wanted_bytes: int, whole_bytes: int, room_bytes: int) -> Iterator[str]:
     """`wanted_bytes` is this directory's share of the capacity."""
-    whole_bytes, room_bytes = _disk(directory)
     if not whole_bytes:
         return  # a file system without a size of its own
     if wanted_bytes > whole_bytes:
         yield (
-            f"[ssd] bytes = {wanted_bytes} is more than the whole file system of {directory} holds ({whole_bytes}): "
+            f"[ssd] bytes wants {wanted_bytes} in {directory}, more than its whole file system holds ({whole_bytes}): "
             "the tier will run full at that; lower bytes, or name a directory on a larger disk"
         )
     elif wanted_bytes > room_bytes:
         yield (
-            f"[ssd] bytes = {wanted_bytes}, yet the file system of {directory} has room for {room_bytes} now: "
-            "the tier will run full at that; free space there, or lower bytes"
+            f"[ssd] bytes wants {wanted_bytes} in {directory}, yet its file system has {room_bytes} for it now, beyond "
+            "the reserve: the tier will run full at that; free space there, or lower bytes"
         )
 
 
@@ -94,11 +104,10 @@ def _check_memory(wanted_bytes: int) -> None:
         )
 
 
-def _check_directory(table: SsdTable) -> None:
-    from flexkv_tiers.ssd.directory import inspect  # noqa: PLC0415 - only a daemon with a disk tier needs it
+def _check_ssd(table: SsdTable) -> None:
+    from flexkv_tiers.ssd import inspection  # noqa: PLC0415 - only a daemon with a disk tier needs it
 
-    for directory in table.directory:
-        inspect(Path(directory))
+    inspection.check(ssd_wanted(table))
 
 
 def _check_endpoint(table: S3Table) -> None:
@@ -130,13 +139,3 @@ def _check_ca_bundle(table: S3Table) -> None:
             f"[s3] ca_bundle = {table.ca_bundle!r} cannot be read ({error.strerror}): name a readable file of "
             "certificates, or leave it empty for the system's"
         ) from error
-
-
-def _disk(directory: Path) -> tuple[int, int]:
-    """Size of the file system, and what of it the tier can have: the free room and its own files."""
-    from flexkv_tiers.ssd.directory import existing, segments  # noqa: PLC0415 - likewise
-
-    place = existing(directory)
-    disk = os.statvfs(place)
-    own_bytes = sum(segment.file_bytes for segment in segments(directory)) if place == directory else 0
-    return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize + own_bytes

@@ -1,6 +1,7 @@
-"""What the daemon still has to do before it is ready, and how far it is.
+"""What the daemon still has to do before it is ready, how far it is, and what it serves without meanwhile.
 
-Owns the list that `/readyz` shows. Steps are added by `startup` and ended by it.
+Owns the list that `/readyz` shows. Steps are added by `startup` and ended by it. A step that waits for
+something which may be away for hours does not keep the daemon from being ready: it serves what it has.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ class Step:
 
     name: str
     progress: Callable[[], str]
+    awaited: bool = True  # not ready before it has ended
 
 
 @dataclass(slots=True)
 class Readiness:
-    """Steps that are not done. Ready when there are none and the daemon does not drain."""
+    """Steps that are not done. Ready when none of them is awaited and the daemon does not drain."""
 
     steps: dict[str, Step] = field(default_factory=dict)
     draining: bool = False
-    on_ready: Callable[[], None] = lambda: None
+    on_ready: Callable[[], None] = lambda: None  # also when a step ends that was not awaited any more
 
     def begin(self, name: str, progress: Callable[[], str]) -> None:
         self.steps[name] = Step(name, progress)
@@ -33,13 +35,22 @@ class Readiness:
         if self.ready:
             self.on_ready()
 
+    def go_on_without(self, name: str) -> None:
+        """Be ready before this step has ended, if it has not; it goes on all the same."""
+        step = self.steps.get(name)
+        if step is not None and step.awaited:
+            step.awaited = False
+            if self.ready:
+                self.on_ready()
+
     @property
     def ready(self) -> bool:
-        return not self.steps and not self.draining
+        return not self.draining and not any(step.awaited for step in self.steps.values())
 
     def report(self) -> dict[str, object]:
-        """For `/readyz`: `reasons` names what is missing, with how far each is."""
-        reasons = {name: step.progress() for name, step in self.steps.items()}
+        """For `/readyz`: `reasons` names what is awaited, `degraded` what is served without, with how far each is."""
+        reasons = {name: step.progress() for name, step in self.steps.items() if step.awaited}
         if self.draining:
             reasons["drain"] = "the daemon is stopping"
-        return {"ready": self.ready, "reasons": reasons}
+        degraded = {name: step.progress() for name, step in self.steps.items() if not step.awaited}
+        return {"ready": self.ready, "reasons": reasons, "degraded": degraded}

@@ -8,7 +8,7 @@ reply, or None when the reply comes later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from flexkv_py.core.messages import (
     LeaseReleased,
     LoadAsked,
     MatchAsked,
-    NamespaceReset,
     PrefetchAsked,
     SaveAsked,
     SaveHints,
@@ -48,12 +47,12 @@ from flexkv_py.wire.messages import (
     UnregisterMemory,
     Wait,
 )
-from flexkv_tiers.base import SharedStore
 from flexkv_tiers.memory.worker import PageTable
 from flexkvd.config import LimitsTable
 from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
 from flexkvd.registration import register
+from flexkvd.resets import Resets
 from flexkvd.sessions import NS_PER_MS, Session, Sessions, failed
 from flexkvd.tickets import Pages, Ticket, Waiter
 
@@ -72,14 +71,14 @@ class Requests:
         sessions: Sessions,
         limits: LimitsTable,
         tiers: tuple[Tier, ...],
-        shared: Sequence[SharedStore],
+        resets: Resets,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
         self._limits = limits
         self._tiers = tiers
-        self._shared = shared
+        self._resets = resets
         self._loop = loop
         self._handlers: dict[type, Callable[[Session, Any], DaemonMessage | None]] = {
             Hello: self._hello_again,
@@ -226,8 +225,7 @@ class Requests:
             raise _bad_argument(f"epoch is {message.epoch}: use 0 to {EPOCH_MAX}")
         namespace = namespace_digest(session.geometry.fingerprint, session.hello.tenant, message.epoch)
         session.begin_waiting()
-        session.resets[message.id] = [store.reset(namespace) for store in self._shared]
-        self._engine.post(NamespaceReset(session.number, message.id, namespace, self._engine.now_ns()))
+        self._resets.begin(namespace, lambda: session.end_waiting(Done(message.id)))
 
     def _ticket(
         self,

@@ -6,7 +6,6 @@ planner's answers (`MatchAnswered`, `TicketFinished`, …); decides nothing.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,8 +42,7 @@ class Session:
     """One greeted client.
 
     `tickets` holds those that run and the last finished ones; `leaving` are unregistered memories
-    whose last copy still runs; `waiting` counts requests whose reply waits for something, and `resets`
-    has the ids of those among them that the planner will answer, with what shared tiers still wipe for them.
+    whose last copy still runs; `waiting` counts requests whose reply waits for something.
     """
 
     number: int
@@ -57,7 +55,6 @@ class Session:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     memories_made: int = 0
     waiting: int = 0
-    resets: dict[int, list[asyncio.Task[None]]] = field(default_factory=dict)
     closed: bool = False
     _finished: deque[int] = field(default_factory=deque)
 
@@ -115,6 +112,7 @@ class Sessions:
         self.by_number: dict[int, Session] = {}
         self.on_opened: Callable[[Session], None] = lambda _session: None
         self.on_ticket_finished: Callable[[Ticket], None] = lambda _ticket: None
+        self.on_own_done: Callable[[int], None] = lambda _request: None  # a request of the daemon itself
         self._engine = engine
         self._limits = limits
         self._sessions = 0
@@ -180,7 +178,7 @@ class Sessions:
         return number
 
     def _reply(self, number: int, message: DaemonMessage) -> None:
-        """Answer a session, unless it ended while the planner was at it (a reset takes many turns)."""
+        """Answer a session, unless it ended while the planner was at it."""
         session = self.by_number.get(number)
         if session is not None:
             session.reply(message)
@@ -201,9 +199,8 @@ class Sessions:
             self.on_ticket_finished(ticket)
 
     def _request_done(self, done: RequestDone) -> None:
-        session = self.by_number.get(done.session)
-        if session is not None and done.request in session.resets:
-            _when_wiped(session.resets.pop(done.request), lambda: session.end_waiting(Done(done.request)))
+        if done.session == 0:
+            self.on_own_done(done.request)
         else:
             self._reply(done.session, Done(done.request))
 
@@ -236,12 +233,3 @@ class Sessions:
 def failed(request: int, refused: RequestRefused) -> Failed:
     """The planner's refusal as a reply."""
     return Failed(request, refused.code.value, refused.message, -(-refused.retry_after_ns // NS_PER_MS))
-
-
-def _when_wiped(wipes: list[asyncio.Task[None]], then: Callable[[], None]) -> None:
-    """Call `then` once all have ended well; one that has not was cut off by the daemon's end."""
-    if not wipes:
-        then()
-        return
-    together = asyncio.gather(*wipes)
-    together.add_done_callback(lambda all_: then() if not all_.cancelled() and all_.exception() is None else None)

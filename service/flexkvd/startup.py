@@ -24,6 +24,8 @@ from flexkvd.store_events import found_event
 log = logging.getLogger(__name__)
 
 FATAL_CODES = frozenset({ErrorCode.S3_BUCKET_MISSING, ErrorCode.S3_DENIED, ErrorCode.BAD_CONFIG})
+REACH_S_MAX = 5.0
+"""How long a start waits for a tier that neither answers nor refuses; then the daemon is ready without it."""
 GC_THRESHOLDS = (50_000, 50, 1_000)
 """Young collections are cheap; a full one over a million blocks stalls 0.3 s, and while they are found there would be
 one for every quarter more of them: make it rare."""
@@ -54,7 +56,11 @@ async def recover(tier: Tier, store: TierStore, engine: Engine, readiness: Readi
     gc.set_threshold(*GC_THRESHOLDS)
     _return_large_memory()
     name, count = tier.name.lower(), 0
-    readiness.begin(name, lambda: f"{count} blocks found so far")
+    progress = lambda: f"{count} blocks found so far"  # noqa: E731 - one for either case
+    if name in readiness.steps:  # reached, or on its way to be
+        readiness.steps[name].progress = progress
+    else:
+        readiness.begin(name, progress)
     if tier is Tier.SSD:  # local, so soon over; S3 may keep us waiting for hours
         gc.disable()  # all of it stays: each collection would only look through it again
     try:
@@ -72,15 +78,20 @@ async def reach(tier: Tier, store: TierStore, engine: Engine, readiness: Readine
     """Start a tier that may be unreachable for a while, then read it in. Raises what waiting cannot cure.
 
     An unreachable store keeps trying by itself and says through its listener when it is back;
-    its `found` waits until then.
+    its `found` waits until then. The daemon is ready without it meanwhile.
     """
-    readiness.begin(tier.name.lower(), lambda: "connecting")
+    name = tier.name.lower()
+    readiness.begin(name, lambda: "connecting")
+    patience = asyncio.get_running_loop().call_later(REACH_S_MAX, readiness.go_on_without, name)
     try:
         await store.start()
     except FlexKVError as error:
         if error.code in FATAL_CODES:
             raise
-        log.warning("%s is down, the other tiers serve: %s", tier.name.lower(), error)
+        log.warning("%s is down, the other tiers serve: %s", name, error)
+        readiness.go_on_without(name)
+    finally:
+        patience.cancel()
     await recover(tier, store, engine, readiness)
 
 

@@ -1,6 +1,7 @@
 """What a store finds out by itself, as events for the planner.
 
-Owns nothing: every call becomes one event, in bounded batches. Made by `parts`, called by the stores.
+Owns nothing: every call becomes one event, in bounded batches, and readiness waits for no tier that is down.
+Made by `parts`, called by the stores.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from flexkv_py.core.messages import BlocksFound, LostRecord, RecordsLost, Tier, TierChanged
 from flexkv_tiers.base import FoundBatch
 from flexkvd.engine import Engine
+from flexkvd.readiness import Readiness
 
 log = logging.getLogger(__name__)
 
@@ -20,13 +22,16 @@ RECORDS_PER_EVENT_MAX = 1024
 class StoreEvents:
     """The `StoreListener` of one tier."""
 
-    def __init__(self, tier: Tier, engine: Engine) -> None:
+    def __init__(self, tier: Tier, engine: Engine, readiness: Readiness) -> None:
         self._tier = tier
         self._engine = engine
+        self._readiness = readiness
 
     def changed(self, up: bool, reason: str) -> None:
         log.warning("%s is %s: %s", self._tier.name.lower(), "up" if up else "down", reason)
         self._engine.post(TierChanged(self._tier, up, reason, self._engine.now_ns()))
+        if not up:  # it may have been read in just now; nobody can say when that goes on
+            self._readiness.go_on_without(self._tier.name.lower())
 
     def lost(self, records: Sequence[LostRecord], reason: str) -> None:
         log.info("%s let go of %d records: %s", self._tier.name.lower(), len(records), reason)

@@ -20,6 +20,7 @@ from flexkvd.tier_tables import S3Table, SsdTable
 
 if TYPE_CHECKING:
     from flexkv_tiers.s3 import S3Config
+    from flexkv_tiers.ssd.inspection import Wanted
 
 BACKSTOP_S = 5.0
 """The S3 store keeps its own deadlines; ours only catches a store that does not."""
@@ -39,20 +40,35 @@ def make_stores(config: Config, arena: Arena, codecs: Codecs, listener_for: Call
     return stores
 
 
+def ssd_wanted(table: SsdTable) -> Wanted:
+    """The table in the tier's own words."""
+    from flexkv_tiers.ssd.inspection import Wanted  # noqa: PLC0415 - as below
+
+    return Wanted(
+        [Path(each) for each in table.directory],
+        table.bytes,
+        segment_bytes=table.segment_bytes,
+        reserve_bytes=table.free_space_reserve_bytes or None,
+        forget_missing=table.missing_directory == "forget",
+    )
+
+
 def _ssd(
     table: SsdTable, arena: Arena, codec: TierCodec | None, listener: StoreListener
 ) -> tuple[TierStore, TierLimits]:
     from flexkv_tiers.diskio import open_disk_io  # noqa: PLC0415 - only a daemon with a disk tier needs it
     from flexkv_tiers.ssd import SsdStore  # noqa: PLC0415 - likewise
 
+    wanted = ssd_wanted(table)
     store = SsdStore(
-        [Path(each) for each in table.directory],
-        table.bytes,
+        wanted.directories,
+        wanted.capacity_bytes,
         arena,
         listener=listener,
-        segment_bytes=table.segment_bytes,
+        segment_bytes=wanted.segment_bytes,
+        forget_missing=wanted.forget_missing,
         amplification_max=table.write_amplification_max,
-        reserve_bytes=table.free_space_reserve_bytes or None,
+        reserve_bytes=wanted.reserve_bytes,
         open_io=lambda directory: open_disk_io(directory, table.io, table.threads, table.direct_io),
         codec=codec,
     )
@@ -89,6 +105,7 @@ def s3_config(table: S3Table) -> S3Config:
         threads=table.threads,
         connect_timeout_s=table.connect_timeout_s,
         read_timeout_s=table.read_timeout_s,
+        silence_s=table.silence_s,
         operation_timeout_s=table.operation_timeout_s,
         retry_count_max=table.retry_count_max,
         bytes=table.bytes,

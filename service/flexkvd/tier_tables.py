@@ -26,6 +26,12 @@ class SsdTable:
         high=16,
     )
     bytes: int = key(Kind.SIZE, "Room the segment files may take, all directories together.", low=MIB, high=1 << 55)
+    missing_directory: Literal["refuse", "forget"] = key(
+        Kind.TEXT,
+        "What a start does when a directory of the set is not there: refuse, or go on and never believe it again.",
+        "refuse",
+        choices=("refuse", "forget"),
+    )
     segment_bytes: int = key(
         Kind.SIZE,
         "Size of a segment file; 0: chosen by capacity and first record. Fixed once a directory has segments.",
@@ -138,6 +144,14 @@ class S3Table:
     )
     connect_timeout_s: float = key(Kind.NUMBER, "Longest wait for a connection.", 3.0, low=0.01, high=600)
     read_timeout_s: float = key(Kind.NUMBER, "Longest wait for the next bytes.", 10.0, low=0.01, high=600)
+    silence_s: float = key(
+        Kind.NUMBER,
+        "After so long without any answer the server is asked whether it is there; as long again, and it is down. "
+        "Longer for a slow server, by itself.",
+        2.0,
+        low=0.01,
+        high=600,
+    )
     operation_timeout_s: float = key(
         Kind.NUMBER, "Longest transfer of one object, all its retries together.", 30.0, low=0.01, high=3600
     )

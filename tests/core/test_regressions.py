@@ -234,19 +234,6 @@ def test_nothing_is_promoted_for_a_tier_without_room(benches):
     assert not bench.moves(MoveKind.PROMOTE)
 
 
-def test_a_copy_whose_record_is_pushed_out_may_not_go_at_once_any_more(benches):
-    """At the head of the line it would be written again and push out the next one's record, for ever."""
-    bench = benches(**TWO | {"ssd_bytes": 5 * RECORD_BYTES // 2})  # room for two
-    reclaimable = bench.planner.state.dram.reclaimable
-    keys = [chain(1, str(number))[0] for number in range(3)]
-    for key in keys:
-        bench.save([key], ack=Tier.SSD)
-        bench.settle()
-        assert bench.copy(key, Tier.DRAM).queue is reclaimable
-    assert bench.copy(keys[0], Tier.SSD) is None
-    assert bench.copy(keys[0], Tier.DRAM).queue is not reclaimable
-
-
 def test_a_tier_smaller_than_one_block_is_no_tier_for_it(benches):
     """Blocks that could never fit on the SSD may leave DRAM without it: nobody waits for ever."""
     bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=8192)

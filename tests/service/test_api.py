@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import flexkv_py.core
 from flexkv_py.client import Client
 from flexkvd.metrics import FAMILIES, PLANNER_COUNTERS
+from flexkvd.readiness import Readiness
 
 from .conftest import GEOMETRY, DaemonThread, Worker
 
@@ -43,7 +45,7 @@ def test_health_readiness_status_flush_and_metrics(tiered: DaemonThread) -> None
         while ready.status_code == 503:
             assert ready.json()["reasons"]
             ready = api.get("/readyz")
-        assert ready.json() == {"ready": True, "reasons": {}}
+        assert ready.json() == {"ready": True, "reasons": {}, "degraded": {}}
         assert tiered.admin.stat().st_mode & 0o777 == 0o600
         flushed = api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": 5})
         assert flushed.status_code == 200
@@ -64,24 +66,51 @@ def test_health_readiness_status_flush_and_metrics(tiered: DaemonThread) -> None
     assert samples["flexkv_tier_up", "ssd"] == 1
 
 
-def test_what_is_not_ready_says_how_far_it_is(
+def test_a_daemon_without_its_s3_is_ready_and_says_why_it_is_missing(
     start: Callable[..., DaemonThread], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While S3 cannot be reached /readyz is 503, names the tier and its progress, and the workers are served."""
+    """With nobody at the endpoint /readyz is 200 and names tier, cause and setting; workers save and load."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     s3 = {"bucket": "b", "endpoint_url": "http://127.0.0.1:1", "region": "us-east-1", "retry_count_max": 0}
     daemon = start(s3=s3, api={"socket": str(tmp_path / "admin.sock")})
     with over(daemon.admin) as api, Client(daemon.socket, GEOMETRY) as client:
-        client.ping()
-        said = set()
-        end = time.monotonic() + 15
-        while "0 blocks found so far" not in said and time.monotonic() < end:
-            answer = api.get("/readyz")
-            assert (answer.status_code, answer.json()["ready"]) == (503, False)
-            said.add(answer.json()["reasons"]["s3"])
-    assert said <= {"connecting", "0 blocks found so far"}
-    assert "0 blocks found so far" in said
+        answer = until_ready(api)
+        assert answer["reasons"] == {}
+        said = answer["degraded"]["s3"]
+        assert said.startswith("down: ")
+        assert "127.0.0.1:1" in said
+        assert "s3.endpoint_url" in said
+        assert api.get("/v1/status").json()["degraded"] == {"s3": said}
+        worker = Worker(client)
+        keys = client.keys(list(range(16)))
+        assert client.save(keys, worker.pages(0, 1), worker.memory).wait(timeout_s=5).length == 1
+        assert client.load(keys, worker.pages(1, 1), worker.memory).wait(timeout_s=5).length == 1
+
+
+def until_ready(api: httpx.Client) -> dict[str, Any]:
+    """The answer of /readyz once it is 200; before that it says what is awaited."""
+    end = time.monotonic() + 15
+    while (answer := api.get("/readyz")).status_code == 503 and time.monotonic() < end:
+        assert answer.json()["reasons"]
+        time.sleep(0.02)
+    assert answer.status_code == 200, answer.json()
+    return dict(answer.json())
+
+
+def test_readiness_awaits_a_step_until_it_is_told_to_go_on_without() -> None:
+    """Awaited steps are reasons, others make it degraded; `on_ready` comes then, and once more when they end."""
+    readiness, heard = Readiness(), []
+    readiness.on_ready = lambda: heard.append(list(readiness.steps))
+    readiness.begin("arena", lambda: "half")
+    readiness.begin("s3", lambda: "connecting")
+    readiness.go_on_without("s3")
+    assert readiness.report() == {"ready": False, "reasons": {"arena": "half"}, "degraded": {"s3": "connecting"}}
+    readiness.end("arena")
+    assert readiness.report() == {"ready": True, "reasons": {}, "degraded": {"s3": "connecting"}}
+    readiness.end("s3")
+    readiness.go_on_without("s3")
+    assert heard == [["s3"], []]
 
 
 def test_a_block_tells_its_story(tiered: DaemonThread) -> None:

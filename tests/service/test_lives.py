@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flexkv_py.client import Client
-from flexkv_py.core.messages import DrainStarted, Event, Instruction
+from flexkv_py.core.messages import DrainStarted, Event, Instruction, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import GoingAway
 from flexkvd.cli.s3server import S3Server
@@ -139,6 +139,44 @@ def test_a_bug_in_the_planner_stops_the_daemon(tmp_path: Path) -> None:
     client.close()
     daemon.join()
     assert daemon.status == 1
+
+
+def test_a_bug_in_a_background_task_stops_the_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The SSD cleaner dies by an assertion: the daemon says so and ends with status 1, and does not wait for a stop."""
+    (tmp_path / "ssd").mkdir()
+    daemon = DaemonThread(tmp_path, ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"})
+
+    async def broken() -> bool:
+        raise AssertionError("planted")
+
+    def plant() -> None:
+        [cleaner] = daemon.parts.stores[Tier.SSD][0]._cleaners
+        cleaner._step = broken
+        cleaner.wake()
+
+    daemon.call(plant)
+    daemon.join()
+    assert daemon.status == 1
+    assert "a bug in the SSD tier" in caplog.text
+
+
+def test_a_bug_in_a_callback_stops_the_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a move meets an assertion in a callback of the loop: the same."""
+    (tmp_path / "ssd").mkdir()
+    daemon = DaemonThread(tmp_path, ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"})
+
+    def broken(*_: object) -> None:
+        raise AssertionError("planted")
+
+    for link in daemon.parts.executor.links.values():
+        link._tell_ended = broken
+    client = Client(daemon.socket, GEOMETRY)
+    worker = Worker(client)
+    client.save(client.keys(TOKENS), worker.pages(0, 8), worker.memory, ack="ssd")
+    daemon.join()
+    client.close()
+    assert daemon.status == 1
+    assert "planted" in caplog.text
 
 
 @pytest.fixture(scope="module")

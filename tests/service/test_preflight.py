@@ -93,13 +93,15 @@ def test_a_disk_smaller_than_configured_is_a_warning(tmp_path: Path) -> None:
     with mounted("tmpfs", "size=20m", tmp_path) as disk:
         (disk / "ballast").write_bytes(bytes(8 << 20))
         told = []
-        for size in ("8MiB", "16MiB", "30000TiB"):
+        for size in ("8MiB", "16MiB", "40MiB"):
             wanted = config(tmp_path, ssd={"directory": str(disk / "ssd"), "bytes": size})
             assert preflight.problems(wanted) == []
             told.append(list(preflight.warnings(wanted)))
+        [nothing] = preflight.problems(config(tmp_path, ssd={"directory": str(disk / "ssd"), "bytes": "30000TiB"}))
     [[], [less], [never]] = told
-    assert f"has room for {12 << 20} now" in less
-    assert f"whole file system of {disk / 'ssd'} holds ({20 << 20})" in never
+    assert f"has {(12 << 20) - (20 << 20) // 50} for it now, beyond the reserve" in less
+    assert f"more than its whole file system holds ({20 << 20})" in never
+    assert nothing.code is ErrorCode.DISK_FULL  # a start would end there: not even one segment could be made
 
 
 def test_check_config_lists_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -338,3 +338,24 @@ def _lost_early_ignored(_: Any) -> Any:
         return -1 << 60
 
     return lost_early
+
+
+# ------------------------------------------------------------ decisions that undo each other
+
+
+@_plant("a record that makes room leaves the copy above to be written again", (room, "_had_their_turn"))
+def _written_again(_: Any) -> Any:
+    def had_their_turn(_state: State, _record: Copy) -> None:
+        return
+
+    return had_their_turn
+
+
+@_plant("SSD blocks are set aside for an S3 that takes none", (room, "judge"))
+def _staged_in_vain(right: Any) -> Any:
+    def judge(state: State, copy: Copy) -> placement.Verdict:
+        verdict: placement.Verdict = right(state, copy)
+        in_vain = copy.tier is Tier.SSD and verdict is placement.Verdict.NO_TIER and Tier.S3 in state.levels
+        return placement.Verdict.WRITE if in_vain else verdict
+
+    return judge

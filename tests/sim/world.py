@@ -46,6 +46,7 @@ from flexkv_tiers.base import FoundBatch
 from flexkv_tiers.codec import chunk_checksum
 from tests import invariants
 from tests.sim.clients import Client, Lease, Ticket
+from tests.sim.effort import Effort
 from tests.sim.executor import Executor
 from tests.sim.faults import MICROSECOND, MILLISECOND, Faults
 from tests.sim.memory import FakeArena, WatchedFrames
@@ -131,7 +132,10 @@ class World:
     def post(self, event: Event) -> None:
         """One step: the planner handles an event, and its instructions are carried out."""
         self.steps += 1
+        due = self.planner.next_deadline_ns()
+        at_once = due is not None and due <= self.planner.state.now_ns
         instructions = self.planner.handle(event)
+        self.effort.note(event, instructions, at_once=at_once)
         if instructions:
             self.digest.update(repr(instructions).encode())
         for instruction in instructions:
@@ -284,6 +288,7 @@ class World:
         self.planner.state.frames = WatchedFrames(
             self.config.segment_bytes, self.config.dram_segments, self.arena.given_back
         )
+        self.effort = Effort(self.planner)
         self._ended = []
         self.clients: dict[int, Client] = {}
         self.tickets: dict[int, Ticket] = {}

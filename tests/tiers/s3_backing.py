@@ -37,7 +37,14 @@ def shared_server() -> S3Server:
 
 def patient(prefix: str) -> S3Config:
     """A prefix of the shared bucket, with timeouts that a busy machine does not meet."""
-    return S3Config("flexkv", prefix, endpoint_url=shared_server().endpoint_url, sign_payload=False, retry_count_max=3)
+    return S3Config(
+        "flexkv",
+        prefix,
+        endpoint_url=shared_server().endpoint_url,
+        sign_payload=False,
+        retry_count_max=3,
+        silence_s=10.0,
+    )
 
 
 def impatient(prefix: str) -> S3Config:

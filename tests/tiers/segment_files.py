@@ -36,9 +36,10 @@ class Place:
             os.fsync(file.fileno())
 
     def flip(self, at: int) -> None:
-        """One bit of the byte at `at`."""
+        """One bit of the byte at `at`, unless the file was cut off before it."""
         byte = Place(self.path, self.offset + at, 1)
-        byte.write(bytes([byte.read()[0] ^ 0x10]))
+        if there := byte.read():
+            byte.write(bytes([there[0] ^ 0x10]))
 
 
 def regions(path: Path) -> dict[str, Place]:

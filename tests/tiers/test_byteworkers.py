@@ -236,6 +236,25 @@ def test_a_call_that_is_left_early_ends_only_when_its_frames_are_free(arena, how
     asyncio.run(scene())
 
 
+def test_a_call_given_up_about_when_it_begins_costs_nobody_anything(arena):
+    """Stopped in the turn of the loop in which it began, or one of the next, a call ends, and the child serves on."""
+
+    async def scene():
+        async with running(arena, threads=1) as worker:
+            for turns in range(8):
+                call = asyncio.create_task(replies_of(worker, Scribble(turns=100_000, pause_s=0.001)))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                call.cancel()
+                async with asyncio.timeout(5.0):
+                    await asyncio.wait([call])
+                assert worker.running == 0
+            assert await replies_of(worker, Scribble()) == [b"0"]
+            assert worker.deaths == 0
+
+    asyncio.run(scene())
+
+
 def test_a_killed_child_fails_its_calls_after_it_is_reaped(arena):
     """SIGKILL in mid-call: the fault comes when the process is gone, and the next call has a new child."""
 

@@ -21,7 +21,7 @@ from flexkv_py.keys import NamespaceDigest
 from flexkv_tiers.base import FrameSpan, TierFault
 from flexkv_tiers.codec import CODEC_NONE, CODEC_SECTIONS, HEADER_BYTES, ChunkEntry, chunk_checksum
 from flexkv_tiers.codec.choice import CodecChooser
-from flexkv_tiers.codec.pool import ChunksToWrite, CodecPool, TierCodec
+from flexkv_tiers.codec.pool import ChunksToWrite, CodecPool, TierCodec, codec_status
 from flexkv_tiers.codec.scratch import Runs, Scratch
 from flexkv_tiers.memory import Arena
 
@@ -144,9 +144,25 @@ async def test_a_dead_child_fails_its_calls_and_is_replaced() -> None:
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         [pid] = tier.pool.status()["processes"]  # type: ignore[misc]
         os.kill(pid, signal.SIGKILL)
-        assert set(await asyncio.gather(*calls)) <= {"done", "IO"}
+        ended = asyncio.gather(*calls)
+        while not ended.done():
+            assert all(isinstance(each, int) for each in tier.pool.status()["processes"])  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+        assert set(await ended) <= {"done", "IO"}
         assert await encode(tier) == "done"
         assert tier.pool.status()["process_deaths"] == 1
+    arena.close()
+
+
+@on_a_loop
+async def test_the_status_has_one_shape_whether_anything_is_compressed_or_not() -> None:
+    """A tier without a codec says the same words as one with, down to the pool's."""
+    arena = filled_arena()
+    async with running("zstd", arena) as tier:
+        some, none = tier.status(), codec_status(None)
+        assert {name: type(value) for name, value in none.items()} == {name: type(each) for name, each in some.items()}
+        assert none["default"] == "none"
+        assert list(none["pool"]) == list(some["pool"])  # type: ignore[call-overload]
     arena.close()
 
 

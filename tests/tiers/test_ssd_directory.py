@@ -103,6 +103,33 @@ def test_two_stores_of_one_process_exclude_each_other(tmp_path, frames):
     asyncio.run(scene())
 
 
+def test_no_file_that_is_deleted_lets_a_second_daemon_in(tmp_path, frames):
+    """The lock is on the directory: with `flexkv.lock` gone, or all that is ours, the second is refused as before."""
+    with writer(tmp_path):
+        (tmp_path / "flexkv.lock").unlink()
+        error = refusal(store_in(tmp_path, frames))
+        assert error.code is ErrorCode.DIRECTORY_LOCKED
+        assert "another daemon" in error.message
+        for path in tmp_path.iterdir():
+            path.unlink()
+        assert refusal(store_in(tmp_path, frames)).code is ErrorCode.DIRECTORY_LOCKED
+
+
+def test_a_directory_replaced_underneath_is_left_to_its_new_owner(tmp_path, frames):
+    """Moved away and made anew for a second daemon, it gets no segment of the first: that has a fault to tell."""
+
+    async def scene() -> None:
+        async with opened(store_in(tmp_path / "tier", frames)) as first:
+            (tmp_path / "tier").rename(tmp_path / "moved")
+            async with opened(store_in(tmp_path / "tier", frames)):
+                before = digest(tmp_path / "tier")
+                outcome = await fault_or_location(first, block(1), frames.fill(block(1), LENGTHS))
+                assert outcome is Fault.IO
+                assert digest(tmp_path / "tier") == before
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [

@@ -9,8 +9,9 @@ import pytest
 
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import PAGE_BYTES, Layout
-from flexkv_tiers.ssd.log import Log, Placed, Segment, SegmentState, spare_count
-from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, usable_bytes
+from flexkv_tiers.ssd.log import Log, Placed
+from flexkv_tiers.ssd.segment import Segment, SegmentState
+from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, spare_count, usable_bytes
 from flexkv_tiers.ssd.table import WAS_READ, RecordTable
 from flexkv_tiers.ssd.victims import choose_rewrites, choose_victim
 from tests.tiers.contract import block
@@ -72,9 +73,12 @@ class Driver:
         self.log.remove(slot)
 
     def open_next(self, disk: int, *, rewriting: bool) -> bool:
+        if not (rewriting or self.log.disks[disk].keeps_apart) and self.share(disk):
+            return True
         if not self.log.may_open(disk, rewriting=rewriting):
             return False
-        if (old := self.log.retire(disk)) is not None:
+        if (old := self.log.disks[disk].taking(rewriting=rewriting)) is not None:
+            self.log.retire(old)
             self.seal(old)
         free = self.log.disks[disk].free()
         segment = free[0] if free else self.log.add_segment(disk, self.log.next_number(disk), SegmentState.FREE)
@@ -84,6 +88,15 @@ class Driver:
         self.log.activate(segment, rewriting=rewriting)
         return True
 
+    def share(self, disk: int) -> bool:
+        if not self.log.may_share(disk):
+            return False
+        if (active := self.log.disks[disk].active) is not None:
+            self.log.retire(active)
+            self.seal(active)
+        self.log.share(disk)
+        return True
+
     def seal(self, segment: Segment) -> None:
         if segment.state is SegmentState.SEALING and not segment.writes:
             self.log.keep_footer(segment)
@@ -91,6 +104,8 @@ class Driver:
 
     def reclaim(self, disk: int, *, urgent: bool) -> None:
         chosen = choose_victim(self.log, disk, urgent=urgent, may_lose=urgent, spared=())
+        if (chosen is None or chosen.may_lose) and urgent and self.share(disk):
+            return
         if chosen is None:
             return
         victim = chosen.segment
@@ -107,15 +122,17 @@ class Driver:
             self.log.remove(slot)
             self.let_go += 1
         self.log.freed(victim)
-        if self.log.may_open(disk, rewriting=True):
-            self.log.disks[disk].for_cleaner = False
 
     def rewrite(self, disk: int, slot: int) -> None:
         shape = (PAGE_BYTES * (self.log.table.pages(slot) - 1),)
         pages = self.log.table.pages(slot)
-        placed = self.log.place(disk, block(0), shape, pages, rewriting=True)
-        if placed is None and self.open_next(disk, rewriting=True):
-            placed = self.log.place(disk, block(0), shape, pages, rewriting=True)
+        kinds = (True,) if self.log.disks[disk].keeps_apart else (True, False)
+        placed = next(
+            filter(None, (self.log.place(disk, block(0), shape, pages, rewriting=kind) for kind in kinds)), None
+        )
+        if placed is None:
+            opened = self.open_next(disk, rewriting=True)
+            placed = self.log.place(disk, block(0), shape, pages, rewriting=opened)
         if placed is not None:
             self.log.commit_move(placed, slot)
 
@@ -154,7 +171,7 @@ class Driver:
 def test_every_page_is_accounted_for(seed):
     """Writes, failures, drops, reads and reclaim in any order: books kept apart from the log always agree with it."""
     chance = random.Random(seed)
-    driver = Driver(chance, chance.choice([[4], [5, 5], [3, 4, 5]]), chance.choice([1.0, 1.5, 3.0]))
+    driver = Driver(chance, chance.choice([[4], [5, 5], [3, 4, 5], [18]]), chance.choice([1.0, 1.5, 3.0]))
     for number in range(600):
         steps = [lambda: driver.write(number)] * 3  # noqa: B023 - called in this turn
         steps += [driver.end_write] * 3 if driver.writing else []
@@ -206,7 +223,7 @@ def test_a_segment_with_readers_is_not_opened():
     driver.open_next(0, rewriting=False)
     [segment] = driver.log.segments
     segment.readers = 1
-    driver.open_next(0, rewriting=True)
+    driver.open_next(0, rewriting=False)
     assert segment.state is SegmentState.FREE
     assert not driver.log.disks[0].free()
     segment.readers, segment.map_writes = 0, 1

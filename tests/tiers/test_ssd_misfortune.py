@@ -14,6 +14,7 @@ from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskIo, open_disk_io
 from flexkv_tiers.diskio.faulty import DiskFaultPlan, DiskOperation, DiskTrouble, FaultyIo
 from flexkv_tiers.ssd import SsdStore
+from flexkv_tiers.ssd.mender import RETRY_S_MIN
 from tests.tiers.accounts import live_bytes
 from tests.tiers.contract import KIB, Frames, block, content, copy_into, drain, opened, places_of
 from tests.tiers.small_disk import ReadOnlySwitch, switchable
@@ -39,6 +40,8 @@ class Books:
         self.maybe: set[BlockName] = set()
         """Asked for and not acknowledged, or its drop failed: it may be there or not."""
         self.faults: list[TierFault] = []
+        self.up = True
+        self.back = asyncio.Event()  # set when the store says that it takes writes again
 
     def _open_io(self, place: Path) -> DiskIo:
         disk = FaultyIo(open_disk_io(place, "threads", 4, direct=True), self.plans[place])
@@ -46,7 +49,10 @@ class Books:
         return disk
 
     def changed(self, up: bool, reason: str) -> None:
-        raise AssertionError(f"{up}: {reason}")
+        assert up is not self.up, reason
+        self.up = up
+        if up:
+            self.back.set()
 
     def appeared(self, batch: FoundBatch) -> None:
         raise AssertionError(batch)
@@ -106,7 +112,7 @@ def found_again(directories: Sequence[Path], frames: Frames, before: Books) -> N
 
 
 def test_a_directory_that_turns_read_only(tmp_path, frames):
-    """No further segment can be made: writes that need one are IO faults with the reason, all else goes on."""
+    """No further segment can be made: after three IO faults the tier is down and says why, until it takes writes."""
 
     async def life(switch: ReadOnlySwitch) -> Books:
         books = Books([switch.directory], frames)
@@ -116,12 +122,16 @@ def test_a_directory_that_turns_read_only(tmp_path, frames):
             switch.read_only()
             refused = [number for number in range(20, 40) if not await books.put(number)]
             assert refused
-            assert {fault.fault for fault in books.faults} == {Fault.IO}
-            assert "Read-only file system" in books.faults[0].detail
+            assert [fault.fault for fault in books.faults[:4]] == [Fault.IO] * 3 + [Fault.DOWN]
+            assert all("Read-only file system" in fault.detail for fault in books.faults)
+            assert not books.up
+            assert "Read-only file system" in books.store.status()["down_because"]
             await books.drop(block(3))
             await books.check()
             books.count_faults()
             switch.writable()
+            await books.back.wait()
+            assert books.store.status()["up"]
             for number in range(40, 60):
                 assert await books.put(number)
             await books.check()
@@ -130,6 +140,57 @@ def test_a_directory_that_turns_read_only(tmp_path, frames):
 
     with switchable(tmp_path) as switch:
         found_again([switch.directory], frames, asyncio.run(life(switch)))
+
+
+@pytest.mark.parametrize("operation", [DiskOperation.WRITE, DiskOperation.SYNC])
+def test_a_tier_whose_directories_all_fail_is_down_until_one_is_mended(tmp_path, frames, operation):
+    """With EIO everywhere the store refuses at once and says why; one directory that works again is enough."""
+    directories = [tmp_path / str(number) for number in range(2)]
+
+    async def life() -> Books:
+        books = Books(directories, frames)
+        async with opened(books.store):
+            for number in range(6):
+                assert await books.put(number)
+            for plan in books.plans.values():
+                plan.rates = {operation: {DiskTrouble.ERROR: 1.0}}
+            assert not any([await books.put(number) for number in range(10, 30)])
+            told = books.store.status()
+            assert (books.up, told["up"]) == (False, False)
+            assert "Input/output error" in told["down_because"]
+            assert all("Input/output error" in each["failing_because"] for each in told["directories"])
+            assert books.faults[-1].fault is Fault.DOWN
+            books.plans[directories[1]].rates = {}
+            await books.back.wait()
+            for number in range(30, 40):
+                assert await books.put(number)
+            await books.check()
+            books.plans[directories[0]].rates = {}
+        return books
+
+    books = asyncio.run(life())
+    books.maybe.clear()  # the disk was told at the end what it had refused before
+    found_again(directories, frames, books)
+
+
+def test_a_directory_emptied_underneath_is_down_for_good(tmp_path, frames):
+    """Files and marker gone: no start would accept what is put there, so the tier stays down, and says what to do."""
+
+    async def life() -> None:
+        books = Books([tmp_path / "ssd"], frames)
+        async with opened(books.store):
+            for number in range(6):
+                assert await books.put(number)
+            for file in (tmp_path / "ssd").iterdir():
+                file.unlink()
+            assert not any([await books.put(number) for number in range(10, 20)])
+            await asyncio.sleep(3 * RETRY_S_MIN)
+            told = books.store.status()
+            assert (books.up, told["up"]) == (False, False)
+            assert "restart the daemon" in told["down_because"]
+            await books.check()  # what is open is still read
+
+    asyncio.run(life())
 
 
 @pytest.mark.parametrize("operation", [DiskOperation.WRITE, DiskOperation.SYNC, DiskOperation.OPEN])

@@ -24,6 +24,7 @@ READS_TOGETHER = 64
 def many_blocks(folder: Path, *, blocks: int = 1_000_000, reads: int = 10_000, seed: int = 1) -> dict[str, float]:
     """Write `blocks` records, kill, start, and load `reads` of them at random."""
     assert GEOMETRY.block_bytes == CHUNK_BYTES
+    assert reads <= blocks, f"{reads} reads of different blocks, but {blocks} blocks: choose fewer reads"
     tables = {"ssd": {"directory": str(folder / "ssd"), "bytes": "16GiB", "free_space_reserve_bytes": "1MiB"}}
     with DaemonProcess(folder, tables) as daemon:
         with Client(daemon.socket, GEOMETRY) as client:

@@ -1,6 +1,7 @@
 """`scripts/trials NAME [options]`: one trial by hand, at any size; its figures as a small table.
 
-Exit status 1 when the trial failed; what the daemon logged is then at the end of the message.
+Exit status 1 when the trial failed; what the daemon logged is then at the end of the message. Exit status 2 for
+an option that is not the trial's own, or a count that would show nothing.
 """
 
 from __future__ import annotations
@@ -28,18 +29,40 @@ from .kill_worker import kill_worker
 from .many_blocks import many_blocks
 from .memories import deaf, holes, refused_offers
 from .s3_faults import s3_faults
+from .s3_frozen import s3_frozen
 from .shared_bucket import shared_bucket
 
 Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
+class Count:
+    """What a trial may be asked for: fewer would show nothing, more it has no room for."""
+
+    default: int
+    least: int = 1
+    most: int = 1 << 31
+    step: int = 1
+
+    def read(self, text: str) -> int:
+        """The number in `text`. Raises ArgumentTypeError that says what would do."""
+        value = int(text) if text.isascii() and text.isdecimal() else -1
+        if not self.least <= value <= self.most or value % self.step:
+            of = f", a multiple of {self.step}" if self.step > 1 else ""
+            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {self.least} to {self.most}{of}")
+        return value
+
+
+SEED = Count(1, least=0)
+
+
+@dataclass(frozen=True)
 class Trial:
-    """How a trial is called; `options` are its integers with the default a person wants."""
+    """How a trial is called; `options` are its own, with the default a person wants."""
 
     run: Callable[..., Figures]
     says: str
-    options: dict[str, int]
+    options: dict[str, Count]
 
 
 def bursts(folder: Path, *, dram_mib: int) -> Figures:
@@ -81,43 +104,55 @@ def memories(folder: Path, *, rounds: int, workers: int) -> Figures:
 
 
 TRIALS = {
-    "burst": Trial(bursts, "3 × DRAM saved at once by several clients", {"dram_mib": 64}),
+    "burst": Trial(bursts, "3 × DRAM saved at once by several clients", {"dram_mib": Count(64, least=4, step=4)}),
     "kill-worker": Trial(
-        kill_worker, "SIGKILL of workers with leases, tickets and memory", {"repetitions": 20, "seed": 1}
+        kill_worker, "SIGKILL of workers with leases, tickets and memory", {"repetitions": Count(20), "seed": SEED}
     ),
-    "kill-daemon": Trial(kill_daemon, "SIGKILL of the daemon during saves, and restart", {"cycles": 50, "seed": 1}),
-    "kill-log": Trial(kill_log, "SIGKILL while the SSD log seals, reclaims and rewrites", {"cycles": 200, "seed": 1}),
+    "kill-daemon": Trial(
+        kill_daemon, "SIGKILL of the daemon during saves, and restart", {"cycles": Count(50), "seed": SEED}
+    ),
+    "kill-log": Trial(
+        kill_log, "SIGKILL while the SSD log seals, reclaims and rewrites", {"cycles": Count(200), "seed": SEED}
+    ),
     "many-blocks": Trial(
         many_blocks,
         "very many small records on SSD, SIGKILL and start",
-        {"blocks": 1_000_000, "reads": 10_000, "seed": 1},
+        {"blocks": Count(1_000_000, most=1_900_000), "reads": Count(10_000), "seed": SEED},
     ),
     "damage": Trial(damages, "records damaged on SSD and in S3", {}),
-    "garbage": Trial(garbage, "hostile messages beside a working client", {"messages": 20_000, "seed": 1}),
-    "s3-faults": Trial(
-        s3_faults, "a daemon whose S3 misbehaves in every way, behind a proxy", {"outage_s": 30, "fault_s": 8}
+    "garbage": Trial(
+        garbage, "hostile messages beside a working client", {"messages": Count(20_000, least=1_000), "seed": SEED}
     ),
+    "s3-faults": Trial(
+        s3_faults,
+        "a daemon whose S3 misbehaves in every way, behind a proxy",
+        {"outage_s": Count(30), "fault_s": Count(8)},
+    ),
+    "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": Count(8)}),
     "shared-bucket": Trial(
-        shared_bucket, "two daemons on one bucket, one killed", {"blocks": 10_000, "kills": 10, "seed": 1}
+        shared_bucket,
+        "two daemons on one bucket, one killed",
+        {"blocks": Count(10_000, least=64), "kills": Count(10), "seed": SEED},
     ),
     "endurance": Trial(
         endurance,
         "a small SSD written many times over by coding sessions",
-        {"records": 5_000, "times": 20, "amplification": 8},
+        {"records": Count(5_000, least=256), "times": Count(20), "amplification": Count(0, least=0, most=10)},
     ),
-    "memories": Trial(memories, "hostile memories, and workers that read no reply", {"rounds": 200, "workers": 8}),
+    "memories": Trial(
+        memories, "hostile memories, and workers that read no reply", {"rounds": Count(200), "workers": Count(8)}
+    ),
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the named trial in a folder of its own; the exit status is 1 when it failed."""
     given = vars(_parser().parse_args(arguments))
-    name = given.pop("name")
+    name = given.pop("name", None)
     if given.pop("list") or name is None:
         Console().print(_list())
         return 0
-    trial, console = TRIALS[name], Console(stderr=True)
-    options = {option: default if given[option] is None else given[option] for option, default in trial.options.items()}
+    trial, options, console = TRIALS[name], given, Console(stderr=True)
     try:
         with tempfile.TemporaryDirectory(prefix="trial-") as folder, console.status(f"{name}: {trial.says}"):
             figures = trial.run(Path(folder), **options)
@@ -140,11 +175,21 @@ def _list() -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/trials", description="Run one trial over real processes.")
-    parser.add_argument("name", nargs="?", choices=TRIALS, help="which (none: as --list)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/trials",
+        description="Run one trial over real processes.",
+        epilog="FLEXKV_TRACES names the folder of the published traces (default: shared/traces beside the repository); "
+        "`endurance` needs them.",
+    )
     parser.add_argument("--list", action="store_true", help="say what there is")
-    for option in sorted({option for trial in TRIALS.values() for option in trial.options}):
-        parser.add_argument(_flag(option), dest=option, type=int, metavar="N")
+    names = parser.add_subparsers(
+        dest="name", metavar="NAME", help="which (none: as --list); NAME --help for its options"
+    )
+    for name, trial in TRIALS.items():
+        own = names.add_parser(name, help=trial.says, description=trial.says, allow_abbrev=False)
+        for option, count in trial.options.items():
+            says = f"default {count.default}, at least {count.least}"
+            own.add_argument(_flag(option), dest=option, type=count.read, default=count.default, metavar="N", help=says)
     return parser
 
 

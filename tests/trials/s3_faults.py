@@ -109,7 +109,7 @@ class Traffic:
         self._clients = [Client(daemon.socket, GEOMETRY, timeout_s=60) for _ in range(3)]
         for client in self._clients:
             client.connect()
-        self._pages = [Pages(client, CHAIN_BLOCKS) for client in self._clients]
+        self.pages = [Pages(client, CHAIN_BLOCKS) for client in self._clients]
 
     def close(self) -> None:
         for client in self._clients:
@@ -119,7 +119,7 @@ class Traffic:
         """All three kinds at once; p99 in milliseconds of what DRAM serves."""
         self.latencies = Latencies()
         cold = list(cold)
-        loops = [Loop(self._serve_hot), Loop(lambda: self._load_cold(cold)), Loop(self._save_deep)]
+        loops = [Loop(self.serve_hot), Loop(lambda: self._load_cold(cold)), Loop(self._save_deep)]
         time.sleep(seconds)
         for loop in loops:
             loop.leave()
@@ -127,8 +127,8 @@ class Traffic:
             loop.end()
         return self.latencies.p99_ms()
 
-    def _serve_hot(self) -> None:
-        client, pages = self._clients[0], self._pages[0]
+    def serve_hot(self) -> None:
+        client, pages = self._clients[0], self.pages[0]
         for _ in range(PINGS_PER_TURN):
             _timed(self.latencies.ping, client.ping)
         keys = chain(client, HOT, CHAIN_BLOCKS)
@@ -147,7 +147,7 @@ class Traffic:
 
     def _load_cold(self, cold: list[int]) -> None:
         if cold:
-            self.load(self._pages[1], cold.pop())
+            self.load(self.pages[1], cold.pop())
             self.cold_loads += 1
 
     def load(self, pages: Pages, first: int) -> bool:
@@ -177,7 +177,7 @@ class Traffic:
 
     def _save_deep(self) -> None:
         self._next += CHAIN_BLOCKS
-        if self.save(self._pages[2], self._next):
+        if self.save(self.pages[2], self._next):
             self.acknowledged.append(self._next)
         time.sleep(SAVE_PAUSE_S)
 
@@ -203,7 +203,7 @@ def s3_faults(
             daemon.stop()
             daemon.start()  # now they are in S3 alone
             traffic = Traffic(daemon)
-            assert traffic.load(traffic._pages[0], HOT)
+            assert traffic.load(traffic.pages[0], HOT)
             quiet = traffic.run(fault_s, cold["quiet"])
             figures |= {f"quiet: {what} p99 ms": each for what, each in quiet.items()}
             before_bytes = _memory_bytes(daemon)
@@ -212,11 +212,11 @@ def s3_faults(
                 p99_ms = traffic.run(outage_s if name == OUTAGE else fault_s, cold[name])
                 figures[f"{name}: requests met"] = proxy.set(Faults())
                 figures |= {f"{name}: {what} p99 ms": each for what, each in p99_ms.items()}
-                figures[f"{name}: back after s"] = _back_after_s(traffic)
-                missing = sum(not traffic.load(traffic._pages[1], first) for first in cold[name])
+                figures[f"{name}: back after s"] = back_after_s(traffic)
+                missing = sum(not traffic.load(traffic.pages[1], first) for first in cold[name])
                 assert name in SPOILS or missing == 0, f"{name}: {missing} chains in S3 are not served afterwards"
                 figures[f"{name}: chains dropped as damaged"] = missing
-            lost = [first for first in traffic.acknowledged if not traffic.load(traffic._pages[1], first)]
+            lost = [first for first in traffic.acknowledged if not traffic.load(traffic.pages[1], first)]
             assert lost == [], f"chains {lost} were acknowledged by S3 and are gone"
             grown = _memory_bytes(daemon) - before_bytes
             assert grown < MEMORY_GROWTH_BYTES_MAX, f"memory grew by {grown} bytes"
@@ -241,12 +241,12 @@ def _numbers(at: int) -> list[int]:
     return [(1 + at * COLD_PER_FAULT + each) * CHAIN_BLOCKS for each in range(COLD_PER_FAULT)]
 
 
-def _back_after_s(traffic: Traffic) -> float:
+def back_after_s(traffic: Traffic) -> float:
     """Until the tier is up and takes a save."""
     number = iter(range(1 << 26, 1 << 27, CHAIN_BLOCKS))
 
     def back() -> bool:
-        return traffic.daemon.status()["tiers"]["s3"]["up"] and traffic.save(traffic._pages[2], next(number))
+        return traffic.daemon.status()["tiers"]["s3"]["up"] and traffic.save(traffic.pages[2], next(number))
 
     return until(back, "S3 is back by itself", BACK_S_MAX, 0.05)
 

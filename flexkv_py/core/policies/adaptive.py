@@ -58,7 +58,7 @@ class Duel:
     def __init__(self) -> None:
         self._begin()
         self._halvings = 0  # one key in 2**halvings is sampled
-        self._mask = 0
+        self.mask = 0
         self._references = 0
         self._blocks_max = 0  # the room, as far as it was seen filled since the last round but one
 
@@ -67,9 +67,8 @@ class Duel:
         self.best = self.minis[0]
 
     def samples(self, key: BlockKey) -> bool:
-        """Whether references to this key count. Most are told by one byte of it."""
-        mask = self._mask
-        return not key[-1] & mask and not int.from_bytes(key[-4:], "big") & mask
+        """Whether references to this key count. Most are told by its last byte already, without this call."""
+        return not int.from_bytes(key[-4:], "big") & self.mask
 
     def refer(self, block: Block, *, fresh: bool, count: int) -> None:
         """A sampled block was used; `fresh` when it was not in the tier before. The order holds `count` copies."""
@@ -77,7 +76,7 @@ class Duel:
         self._blocks_max = max(self._blocks_max, count)
         while self._blocks_max >> self._halvings > SAMPLE_MAX:
             self._halvings += 1
-            self._mask = (1 << self._halvings) - 1
+            self.mask = (1 << self._halvings) - 1
             self._begin()  # what was seen of the larger sample would count double
         counts = fresh or self.minis[0].uses(key) != block.uses
         capacity = max(1, self._blocks_max >> self._halvings)
@@ -114,8 +113,9 @@ class Adaptive(TwoLists):
             self._stamp += 1
         copy.mark = self._stamp
         (self.again if block.uses >= USES_OF_AGAIN_MIN else self.once).push_newest(copy)
-        if self._duel.samples(block.key):
-            self._duel.refer(block, fresh=fresh, count=self.count)
+        duel = self._duel
+        if not block.key[-1] & duel.mask and duel.samples(block.key):
+            duel.refer(block, fresh=fresh, count=self.count)
 
     def coldest(self) -> Copy | None:
         if self.cold.oldest is not None:

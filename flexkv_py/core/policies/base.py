@@ -18,7 +18,10 @@ would push each other out for ever."""
 
 
 class Policy(Protocol):
-    """The order of one tier's READY, unpinned copies. Every operation is O(1), or amortised O(1)."""
+    """The order of one tier's READY, unpinned copies. Every operation is O(1), or amortised O(1).
+
+    A copy that is pinned or gone was simply taken out of the list it stood in.
+    """
 
     def add(self, copy: Copy) -> None:
         """A copy became READY, was used, or its last reader left: several times for one use.
@@ -30,10 +33,6 @@ class Policy(Protocol):
 
     def cool(self, copy: Copy) -> None:
         """A copy that nobody asked for, or an orphan: the first victim."""
-        ...
-
-    def remove(self, copy: Copy) -> None:
-        """The copy is pinned or gone."""
         ...
 
     def coldest(self) -> Copy | None:
@@ -72,7 +71,3 @@ class TwoLists:
 
     def cool(self, copy: Copy) -> None:
         self.cold.push_oldest(copy)
-
-    def remove(self, copy: Copy) -> None:
-        assert copy.queue is not None
-        copy.queue.remove(copy)

@@ -51,8 +51,9 @@ partial last one of a request too, and only the leading run of cached blocks is 
 Beside it stands what a plain LRU cache of the size of all tiers together hits on the same requests.
 
 With --socket or --spawn several clients load and save real bytes, compare every byte they get back, and
-count on their own what the daemon's metrics must say at the end. Only full blocks are saved. The exit
-code is 1 if a byte was wrong or the counts differ (another client on the same daemon makes them differ).
+count on their own what the daemon's metrics must say at the end. Only full blocks are saved. Calls of one
+session (WEKA form) go one after another, as an agent makes them. The exit code is 1 if a byte was wrong or
+the counts differ (another client on the same daemon makes them differ).
 """
 EPILOG = """\
 examples:

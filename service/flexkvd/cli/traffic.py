@@ -1,15 +1,14 @@
 """Replays requests against a daemon with real bytes, as several workers would, and checks every byte.
 
 Each client is one thread with a connection and a paged KV of its own. It takes the next request of the
-trace, loads the prefix that is cached, compares it, writes the rest as if computed, and saves it. Owns
-no daemon and no output: `replay` gives it both.
+trace whose session is free, loads the prefix that is cached, compares it, writes the rest as if computed,
+and saves it. Owns no daemon and no output: `replay` gives it both.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,10 +24,10 @@ from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
 from flexkv_py.traces import TraceRequest
 from flexkvd.cli.ledger import Ledger
 from flexkvd.cli.pattern import Pattern
+from flexkvd.cli.turns import Turns
 
 LAYERS = 8
 PAGES = 256
-"""Blocks a client can hold at a time; longer requests are loaded and saved in slices."""
 HOLD_S = 30.0
 DEADLINE_S = 30.0
 _POISON = 0xA5
@@ -42,6 +41,8 @@ class Target:
     block_bytes: int
     tokens_per_block: int
     token: str = ""
+    pages: int = PAGES
+    """Blocks a client can hold at a time. Requests beyond that are loaded and saved in slices, head first."""
 
     def geometry(self) -> Geometry:
         """One plane, eight layers. Raises FlexKVError (`bad_argument`) if the bytes do not come out even."""
@@ -58,22 +59,20 @@ class Target:
 
 
 def replay(requests: Iterator[TraceRequest], target: Target, client_count: int) -> Ledger:
-    """Serve all requests, each by the next free of `client_count` clients. Raises FlexKVError."""
+    """Serve all requests, each by a free one of `client_count` clients, in its session's turn. Raises FlexKVError."""
     geometry, pattern = target.geometry(), Pattern(target.block_bytes)
-    taking, stop = threading.Lock(), threading.Event()
-
-    def take() -> TraceRequest | None:
-        with taking:
-            return None if stop.is_set() else next(requests, None)
+    turns = Turns(requests)
 
     def serve() -> Ledger:
         try:
             with ReplayClient(target, geometry, pattern) as client:
-                while (request := take()) is not None:
-                    client.serve(request.full_ids)
-                return client.ledger
+                while True:
+                    with turns.next() as request:
+                        if request is None:
+                            return client.ledger
+                        client.serve(request.full_ids)
         except BaseException:
-            stop.set()  # the others would only fail likewise, one deadline after the other
+            turns.stop()  # the others would only fail likewise, one deadline after the other
             raise
 
     total = Ledger()
@@ -94,22 +93,23 @@ def block_keys(namespace: NamespaceDigest, ids: Sequence[int]) -> list[BlockKey]
 
 
 class ReplayClient:
-    """One worker: a connection, a paged KV with room for PAGES blocks, and what it has seen."""
+    """One worker: a connection, a paged KV with room for `target.pages` blocks, and what it has seen."""
 
     def __init__(self, target: Target, geometry: Geometry, pattern: Pattern) -> None:
         self.ledger = Ledger()
         self._pattern = pattern
+        self._page_count = target.pages
         self._client = Client(target.socket, geometry, token=target.token, timeout_s=DEADLINE_S)
-        layout = PagedLayout(geometry, PAGES, geometry.tokens_per_block)
+        layout = PagedLayout(geometry, self._page_count, geometry.tokens_per_block)
         descriptor = create_memory(layout.bytes, "flexkv-replay")
         try:
             flat = np.frombuffer(mmap.mmap(descriptor, layout.bytes), np.uint8)
-            self._pages = flat.reshape(LAYERS, PAGES, -1)  # uint8 [layer, page, bytes]
+            self._pages = flat.reshape(LAYERS, self._page_count, -1)  # uint8 [layer, page, bytes]
             self._client.connect()
             self._memory = self._client.register_memory(
                 descriptor,
                 bytes=layout.bytes,
-                page_count=PAGES,
+                page_count=self._page_count,
                 page_tokens=geometry.tokens_per_block,
                 layout=layout.layers,
             )
@@ -134,17 +134,17 @@ class ReplayClient:
         self.ledger.match_s.append(time.perf_counter() - started)
         self.ledger.matched += found.length
         loaded = self._load(keys[: found.length], ids) if found.length else 0
-        if found.lease is not None:
-            found.lease.release()
         if loaded < len(ids):
             self._save(keys, ids, loaded)
+        if found.lease is not None:
+            found.lease.release()  # only now: what was saved hangs on it, and must not stay longer than it
 
     def _load(self, keys: list[BlockKey], ids: Sequence[int]) -> int:
         """Load and compare; returns how many leading blocks arrived."""
         started = time.perf_counter()
         loaded = 0
-        for first in range(0, len(keys), PAGES):
-            part = keys[first : first + PAGES]
+        for first in range(0, len(keys), self._page_count):
+            part = keys[first : first + self._page_count]
             self._pages[:, : len(part)] = _POISON  # what is not written must not pass for right
             progress = self._client.load(part, range(len(part)), self._memory, deadline_s=DEADLINE_S).wait()
             self.ledger.loads.update(progress.outcomes)
@@ -165,8 +165,8 @@ class ReplayClient:
 
     def _save(self, keys: list[BlockKey], ids: Sequence[int], done: int) -> None:
         started = time.perf_counter()
-        for first in range(done, len(keys), PAGES):
-            part = keys[first : first + PAGES]
+        for first in range(done, len(keys), self._page_count):
+            part = keys[first : first + self._page_count]
             for page in range(len(part)):
                 self._pages[:, page] = self._pattern.block(ids[first + page]).reshape(LAYERS, -1)
             parent = keys[first - 1] if first else ROOT

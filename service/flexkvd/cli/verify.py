@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from flexkv_tiers.ssd.verify import SegmentReport
 
 DESCRIPTION = """\
-Reads every record of an SSD directory and verifies every checksum. The directory is locked meanwhile and nothing in
-it is changed. Damaged records are no danger: a daemon never serves them."""
+Reads every record of an SSD directory and verifies every checksum. No daemon may use the directory meanwhile;
+nothing in it is changed, and no right to write is needed. Damaged records are no danger: a daemon never serves them.
+Exit status: 0 all is whole, 1 something is damaged, 2 a directory could not be checked."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -32,6 +32,8 @@ PLANTS: dict[str, Plant] = {}
 _plant = planter(PLANTS)
 
 TIMEOUT_S = 30.0
+MOODS = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.9)
+"""How often each trouble may come; mostly not at all, because one that opens the breaker hides all others."""
 CALM_S = 3600.0
 """Well for so long, a bucket is served without any limit again."""
 CALM_STEP_S = 0.25
@@ -56,7 +58,7 @@ class Bucket:
         chance = self.chance
         self.now_s += chance.expovariate(20)
         if chance.random() < 0.02:
-            self.mood = {trouble: chance.choice((0.0, 0.0, 0.0, 0.05, 0.9)) for trouble in Trouble}
+            self.mood = {trouble: chance.choice(MOODS) for trouble in Trouble}
         self._probe()
         if self.health.up:
             self._move()

@@ -5,7 +5,7 @@ Knows only what callers were told: locations, faults, `lost`. Bytes follow from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from flexkv_py.core.messages import BlockName, LostRecord
 from flexkv_tiers.base import FoundBatch
@@ -30,17 +30,19 @@ class LogModel:
         self.ever: set[BlockName] = set()
         self._found: set[BlockName] = set()
         self._disk_failed = False
+        self._reads_failed = False
 
     # ------------------------------------------------------------- operations
 
     def wrote(self, name: BlockName, location: int) -> None:
-        """A write was acknowledged."""
+        """A write was acknowledged. Of an older record that may still come back the doubts remain."""
+        if name not in self.kept and name not in self.untold and all(name != each for each, _ in self.leaving):
+            self.doubted.discard(name)
         if name in self.kept:  # a restart found it meanwhile: the older one is to go
             self.leaving[name, self.kept[name]] = None
         if (name, location) in self.leaving:
             raise Violation(f"location {location:#x} is given twice", name)
         self.kept[name] = location
-        self.doubted.discard(name)
         if name in self.untold:  # what the last life left of it is not promised as well
             self.untold.discard(name)
             self.maybe.add(name)
@@ -77,9 +79,14 @@ class LogModel:
             del self.kept[name]
             self.maybe_next.add(name)
 
+    def cut_while_owed(self, owed: Iterable[BlockName | None]) -> None:
+        """The disk had not been told yet that nobody shall find these: the next life may. None: whose, nobody knows."""
+        for name in owed:
+            self.maybe_next |= self.ever if name is None else {name}
+
     def end_life(self, *, disk_failed: bool) -> None:
         """Nobody knows a location any more. After a drop or a clearing that failed the disk may have done it or not."""
-        self._disk_failed = disk_failed
+        self._disk_failed |= disk_failed
         self.maybe |= self.maybe_next | {name for name, _ in self.leaving}
         self.maybe_next = set()
         self.untold |= self.kept.keys()
@@ -107,12 +114,17 @@ class LogModel:
                 self.kept[name] = block.location
         return names
 
-    def end_found(self, *, reads_failed: bool) -> None:
-        """The restart has told all. What it could not read may be found by the next one, or never."""
+    def met_failed_reads(self) -> None:
+        """What a restart cannot read is lost."""
+        self._reads_failed = True
+
+    def end_found(self) -> None:
+        """The restart has told all, and no later one will tell more."""
         missing = self.untold - self.doubted
-        if missing and not reads_failed and not self._disk_failed and not self.lies:
+        if missing and not self._reads_failed and not self._disk_failed and not self.lies:
             raise Violation(f"{len(missing)} records were acknowledged and are not found", min(missing, key=_order))
-        self.maybe = self.untold | (self.maybe - self._found) if reads_failed else set()
+        self.maybe = set()
+        self._disk_failed = self._reads_failed = False
         self.doubted &= self.kept.keys()
         self.untold = set()
 

@@ -56,10 +56,10 @@ class Callers:
 
     async def _wait(self, until: str) -> None:
         done, _ = await asyncio.wait(list(self.running), timeout=PATIENCE_S, return_when=until)
+        if self.world.failure is not None:  # first: a recovery that failed leaves others waiting
+            raise self.world.failure
         if not done:
             raise Violation(f"{len(self.running)} operations have not ended after {PATIENCE_S} s")
-        if self.world.failure is not None:
-            raise self.world.failure
 
     def begin_life(self) -> None:
         self._stale.clear()
@@ -124,11 +124,13 @@ class Callers:
             del self.writing[name]
 
     def _not_written(self, name: BlockName) -> None:
-        """Where the disk did what it was told, nothing of it is there; else who knows."""
-        if self.world.crashed or self.world.settings.harm in (Harm.FAULTS, Harm.LIES):
+        """Nothing of it is there, unless the disk could not be told so before the power was cut, or lied."""
+        if self.world.crashed or self.world.settings.harm is Harm.LIES:
             self.world.model.maybe_next.add(name)
 
     def _check_write_fault(self, name: BlockName, fault: TierFault) -> None:
+        if fault.fault is Fault.DOWN and self.world.up and not self.world.closing:
+            raise Violation(f"a tier that is up says that it is down: {fault.detail}", name)
         if self.world.closing or self.world.settings.harm is Harm.FAULTS or fault.fault is Fault.FULL:
             return
         raise Violation(f"a write failed on a disk that is well: {fault.fault}: {fault.detail}", name)

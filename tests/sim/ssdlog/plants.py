@@ -13,7 +13,9 @@ from flexkv_tiers.diskio import DiskFuture
 from flexkv_tiers.ssd import format as pages
 from flexkv_tiers.ssd import records, recovery, scan, store
 from flexkv_tiers.ssd.budget import RewriteBudget
-from flexkv_tiers.ssd.log import Disk, Log, SegmentState
+from flexkv_tiers.ssd.log import Log
+from flexkv_tiers.ssd.owed import Owed
+from flexkv_tiers.ssd.segment import Disk, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 from tests.sim.plant import Plant, planter
 
@@ -82,9 +84,10 @@ def _log_acknowledged_before_sync(right: Any) -> Any:
 
 @_plant("a drop marks the record as dead in memory alone", (Stripe, "kill"))
 def _log_drop_not_durable(_: Any) -> Any:
-    def kill(_self: Stripe, segment: Any, page: int) -> DiskFuture[None]:
+    def kill(_self: Stripe, segment: Any, *pages: int) -> DiskFuture[None]:
         future: DiskFuture[None] = DiskFuture()
-        segment.dead.kill(page)
+        for page in pages:
+            segment.dead.kill(page)
         future.set_result(None)
         return future
 
@@ -123,6 +126,14 @@ def _log_older_copy_survives_a_drop(right: Any) -> Any:
         return newest
 
     return places
+
+
+@_plant("a place that the disk would not mark as dead is forgotten", (Owed, "add"))
+def _log_refused_kill_forgotten(_: Any) -> Any:
+    def add(_self: Owed, _segment: Any, _pages: Any, _block: Any) -> None:
+        return
+
+    return add
 
 
 @_plant("the room of a write that failed counts as live for ever", (Log, "abandon"))

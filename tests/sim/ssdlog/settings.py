@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from flexkv_py.geometry import ALIGN_BYTES
@@ -42,6 +42,9 @@ LIE_RATES: Rates = {
 }
 
 
+NAMES_MANY = 200
+
+
 @dataclass(frozen=True)
 class LogSettings:
     """How large everything is, what goes wrong, and how hard the store is used."""
@@ -70,14 +73,18 @@ class LogSettings:
 
 
 def make_settings(chance: random.Random) -> LogSettings:
-    """Segments of a few records, so that sealing, reclaim and rewriting never stop."""
-    return LogSettings(
+    """Segments of a few records, so that sealing, reclaim and rewriting never stop.
+
+    Where there are many blocks there are enough segments to keep rewritten records apart.
+    """
+    settings = LogSettings(
         directories=chance.choice((1, 1, 2, 3)),
         segment_bytes=ALIGN_BYTES * chance.randint(20, 48),
         segments=chance.randint(5, 10),
         amplification_max=chance.choice((1.1, 1.5, 1.5, 2.0)),
         harm=chance.choice((Harm.NONE, Harm.NONE, Harm.FAULTS, Harm.FAULTS, Harm.DAMAGE, Harm.DAMAGE, Harm.LIES)),
         callers=chance.choice((1, 4, 8)),
-        names=chance.choice((30, 80, 200)),
+        names=chance.choice((30, 80, NAMES_MANY)),
         life_steps=chance.choice((60, 200)),
     )
+    return replace(settings, segments=2 * settings.segments) if settings.names == NAMES_MANY else settings

@@ -21,7 +21,7 @@ from flexkv_tiers.diskio import DiskIo
 from flexkv_tiers.diskio.faulty import DiskOperation, FaultyIo
 from flexkv_tiers.ssd import SsdStore
 from flexkv_tiers.ssd.budget import PARTS
-from flexkv_tiers.ssd.log import SegmentState
+from flexkv_tiers.ssd.segment import SegmentState
 from tests.service.virtual_loop import VirtualLoop
 from tests.sim.names import CUTS
 from tests.sim.ssdlog.damage import damage
@@ -50,6 +50,7 @@ class LogWorld:
         self.digest = xxh3_128()
         self.history: list[tuple[float, str, BlockName | None]] = []
         self.life = self.step = 0
+        self.up = True
         self.crashed = False
         self.closing = False
         self.failure: BaseException | None = None
@@ -109,6 +110,7 @@ class LogWorld:
         """Begin a life; its recovery goes on beside what callers do."""
         self.life += 1
         self.crashed = self.closing = False
+        self.up = True
         self._ios.clear()
         self.plan.rates = {}  # a directory that cannot be opened is refused, which is nothing to simulate
         self.store = self._make_store()
@@ -133,9 +135,13 @@ class LogWorld:
         except TierFault:
             if not self.closing:
                 raise
+            ended = False
         else:
-            if not self.crashed:
-                self.model.end_found(reads_failed=self.plan.met[DiskOperation.READ] != met)
+            ended = not self.crashed
+        if self.plan.met[DiskOperation.READ] != met:
+            self.model.met_failed_reads()
+        if ended:
+            self.model.end_found()
 
     async def close(self) -> None:
         """End a life as a daemon does."""
@@ -149,17 +155,22 @@ class LogWorld:
         self.closing = self.crashed = True
         self.note("crash")
         kept = self.chance.choice(KEPT_SHARES)
-        let_go = self._being_let_go()
+        let_go, owed = self._being_let_go(), self._owed()
         await asyncio.gather(*(io.crash(kept) for io in self._ios))
         await self.store.close()
         await self._end_life()
         self.model.cut_while_let_go(let_go)
+        self.model.cut_while_owed(owed)
 
     def _being_let_go(self) -> set[int]:
         """Locations of the records in segments that are being emptied."""
         log = self.store._log  # nobody is told of these before they are gone
         emptied = [each for each in log.segments if each.state is SegmentState.RECLAIMING]
         return {log.table.location(slot) for segment in emptied for slot in log.live_slots(segment)}
+
+    def _owed(self) -> list[BlockName | None]:
+        """Whose records lie where the store could not get its disk to say that they are dead."""
+        return [block for segment in self.store._log.segments for block in segment.owed.values()]
 
     async def _end_life(self) -> None:
         assert self.recovery is not None
@@ -177,7 +188,10 @@ class LogWorld:
     # --------------------------------------------------------------- listener
 
     def changed(self, up: bool, reason: str) -> None:
-        raise Violation(f"the SSD tier says that it is up: {up}, {reason}")
+        if up is self.up or not (self.settings.harm is Harm.FAULTS or self.crashed):
+            self.failure = Violation(f"the SSD tier says that it is up: {up}, {reason}")
+        self.up = up
+        self.note(f"up: {up}")
 
     def lost(self, records: Sequence[LostRecord], reason: str) -> None:
         assert reason

@@ -27,6 +27,8 @@ from flexkv_tiers.memory import Arena
 NICENESS = 5
 """Above the daemon's: where cores are short, its loop runs first. It shares no lock with this process (its own
 threads must not be nicer than the loop: one of them may hold the GIL and have no core)."""
+SPARE_THREADS = 1
+"""For a call that must not wait until another has ended. A thread that nothing needs is not started."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -102,7 +104,7 @@ class _Server:
         assert first[0].verb is Verb.OPEN
         opening = msgspec.msgpack.decode(first[1], type=Opening)
         handler = open_handler(opening.options, Arena.attach(opening.segment_fds, opening.segment_bytes))
-        pool = ThreadPoolExecutor(opening.threads, thread_name_prefix="byteworker")
+        pool = ThreadPoolExecutor(opening.threads + SPARE_THREADS, thread_name_prefix="byteworker")
         while (frame := _read_frame(incoming)) is not None:
             head, body = frame
             if head.verb is Verb.CALL:

@@ -14,12 +14,13 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from typing import Any, cast
 
 import msgspec
 
 from flexkv_py.core.messages import Fault
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.framing import HEAD_BYTES, Head, Opening, Verb, pack_frame, parse_head
 
@@ -46,6 +47,7 @@ class ByteWorker:
 
     At most `threads` calls run at a time; others wait in the daemon, where waiting is cheap to end. Patient
     calls together leave one thread in four, or at least one if there are two, to the others.
+    Beside them there is room for one `spare` call, which never waits for a thread.
     A call that has not ended `let_go_s` after its timeout costs the child its life, because nothing
     else gives its frames back.
     """
@@ -65,23 +67,36 @@ class ByteWorker:
         self._module = module
         self._opening = Opening(list(segment_fds), segment_bytes, threads, options)
         self._let_go_s = let_go_s
+        self._stops = 0  # how often all calls were stopped
         self._slots = asyncio.Semaphore(threads)
         self._patient_slots = asyncio.Semaphore(patient_threads(threads))
         self._child: _Child | None = None
         self._changed = asyncio.Event()  # set while there is a child, and for good once closing
         self._closing = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
+        self._background = Background(f"byte worker {module}")
 
     @property
     def pid(self) -> int | None:
         return self._child.process.pid if self._child is not None else None
+
+    @property
+    def awake(self) -> bool:
+        """Whether the child has said anything yet: one that is still starting answers nobody."""
+        return self._child is not None and self._child.awake
+
+    def stop_all(self) -> None:
+        """Have all calls end early, those that run and those that wait for a thread (with DOWN)."""
+        self._stops += 1
+        if self._child is not None:
+            self._child.stop_all()
 
     async def start(self) -> None:
         """Return when the first child is there. After `close`, also one that came meanwhile, there is none."""
         assert self._supervisor is None
         if not self._closing.is_set():
             first = asyncio.create_task(self._spawn())  # a start that is cancelled leaves a child, which `close` ends
-            self._supervisor = asyncio.create_task(self._supervise(first))
+            self._supervisor = self._background.spawn(self._supervise(first))
             await asyncio.shield(first)
 
     async def close(self) -> None:
@@ -93,18 +108,25 @@ class ByteWorker:
         if self._supervisor is not None:
             await asyncio.wait([self._supervisor])
 
-    async def call(self, request: bytes, *, timeout_s: float, patient: bool = False) -> AsyncGenerator[bytes, None]:
+    async def call(
+        self, request: bytes, *, timeout_s: float, patient: bool = False, spare: bool = False
+    ) -> AsyncGenerator[bytes, None]:
         """Run one request and yield its replies; a `patient` one lets others have a thread before it.
+
+        A `spare` one has a thread of its own; there may be one at a time.
 
         After `timeout_s` the child is told to stop, and says in its replies how far it came. Closing
         the iterator early stops the call too; both return only when its frames are free, so iterate
         within `contextlib.aclosing`. Raises TierFault: IO when the child died, LATE when no thread of
-        it was free in time, DOWN after `close`.
+        it was free in time, DOWN after `close` and for what waited at `stop_all`.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.running += 1
+        stops = self._stops
         try:
-            async with self._slot(deadline, patient=patient):
+            async with nullcontext() if spare else self._slot(deadline, patient=patient):
+                if stops != self._stops:
+                    raise TierFault(Fault.DOWN, "all calls were stopped while this one waited for a thread")
                 child = await self._living_child(deadline)
                 async with aclosing(self._replies(child, request, deadline)) as replies:
                     async for reply in replies:
@@ -244,10 +266,12 @@ class _Child(asyncio.Protocol):
     def __init__(self, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         self.process = process
         self.gone: asyncio.Future[None] = loop.create_future()
+        self.awake = False  # it has answered something
         self._loop = loop
         self._pidfd = os.pidfd_open(process.pid)
         self._transport: asyncio.WriteTransport
         self._received = bytearray()  # less than a frame
+        self._unsent: list[bytes] = []  # frames of this turn of the loop
         self._calls: dict[int, _Call] = {}  # calls whose frames the child may still touch
         self._next = 0
 
@@ -266,12 +290,27 @@ class _Child(asyncio.Protocol):
         self._next = self._next % _CALL_NUMBER_MAX + 1
         assert self._next not in self._calls
         call = self._calls[self._next] = _Call(self._next, self._loop)
-        self._transport.write(pack_frame(Verb.CALL, call.number, request))
+        self._send(pack_frame(Verb.CALL, call.number, request))
         return call
 
     def stop(self, call: _Call) -> None:
-        if call.number in self._calls and not self._transport.is_closing():
-            self._transport.write(pack_frame(Verb.STOP, call.number))
+        if call.number in self._calls:
+            self._send(pack_frame(Verb.STOP, call.number))
+
+    def _send(self, frame: bytes) -> None:
+        """Calls of one turn go out together: to wake the child is a good part of what a call costs the loop."""
+        if not self._unsent:
+            self._loop.call_soon(self._send_together)
+        self._unsent.append(frame)
+
+    def _send_together(self) -> None:
+        frames, self._unsent = self._unsent, []
+        if not self._transport.is_closing():
+            self._transport.write(b"".join(frames))
+
+    def stop_all(self) -> None:
+        for call in self._calls.values():
+            self.stop(call)
 
     def kill(self) -> None:
         self.process.kill()
@@ -302,6 +341,7 @@ class _Child(asyncio.Protocol):
             self.gone.set_result(None)
 
     def _take(self, head: Head, body: bytes) -> None:
+        self.awake = True
         if head.verb is Verb.REPLY:
             self._calls[head.call].add(body)
         elif head.verb is Verb.END:

@@ -18,6 +18,7 @@ from flexkv_tiers.codec.envelope import (
     Stored,
     chunk_checksum,
     chunk_prefix,
+    may_be_header,
     pack_header,
     parse_header,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Stored",
     "chunk_checksum",
     "chunk_prefix",
+    "may_be_header",
     "pack_header",
     "parse_header",
 ]

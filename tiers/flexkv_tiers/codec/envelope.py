@@ -35,6 +35,7 @@ NO_SALT = bytes(SALT_BYTES)
 
 HEADER_MAGIC = b"FLEXKV\r\n"  # a transfer that rewrites line ends breaks it
 _FIXED = struct.Struct(f"<8sHHII{SALT_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{NAMESPACE_BYTES}s")
+_SALT_OFFSET = 20
 _ENTRY = struct.Struct(f"<QQQB{CHECKSUM_BYTES}s")
 _CHUNK_NUMBER = struct.Struct("<I")
 _BODY_BYTES = HEADER_BYTES - CHECKSUM_BYTES  # the header's own checksum is its last 16 bytes
@@ -146,6 +147,12 @@ def pack_header(
         at += _ENTRY.size
         offset += entry.room_bytes
     return bytes(body) + xxh3_128_digest(body)
+
+
+def may_be_header(raw: Buffer, salt: bytes) -> bool:
+    """Whether a page begins like a header, or has this salt where a header has it: no single bit hides both."""
+    view = memoryview(raw)
+    return view[: len(HEADER_MAGIC)] == HEADER_MAGIC or view[_SALT_OFFSET : _SALT_OFFSET + SALT_BYTES] == salt
 
 
 def parse_header(raw: Buffer, salt: bytes | None = None) -> Header:

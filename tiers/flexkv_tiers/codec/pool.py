@@ -133,7 +133,7 @@ class CodecPool:
         return last
 
     def status(self) -> dict[str, object]:
-        """Facts for people."""
+        """Facts for people; `processes` are those that live now."""
         return {
             "processes": [worker.pid for worker in self._workers if worker.pid is not None],
             "process_deaths": sum(worker.deaths for worker in self._workers),
@@ -210,6 +210,14 @@ class TierCodec:
     def status(self) -> dict[str, object]:
         """Facts for people."""
         return {**self._chooser.status(), "pool": self.pool.status()}
+
+
+def codec_status(codec: TierCodec | None) -> dict[str, object]:
+    """Facts for people about a tier's codec, of the same shape where nothing is compressed."""
+    if codec is not None:
+        return codec.status()
+    idle = {"processes": [], "process_deaths": 0, "calls_running": 0, "scratch_bytes": 0, "scratch_waiters_max": 0}
+    return {**CodecChooser("none").status(), "pool": idle}
 
 
 def _spans(chunks: Sequence[FrameSpan], stored: Sequence[Stored], scratch: int) -> list[FrameSpan]:

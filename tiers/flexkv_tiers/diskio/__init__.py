@@ -5,7 +5,7 @@
 """
 
 from flexkv_tiers.diskio.base import DiskFuture, DiskIo, nothing, settle
-from flexkv_tiers.diskio.choice import EngineName, open_disk_io
+from flexkv_tiers.diskio.choice import EngineName, open_disk_io, open_disk_to_read
 from flexkv_tiers.diskio.files import DiskFile, IoChoice, IoPath
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "IoPath",
     "nothing",
     "open_disk_io",
+    "open_disk_to_read",
     "settle",
 ]

@@ -11,7 +11,7 @@ from typing import Literal
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.diskio.base import DiskIo
-from flexkv_tiers.diskio.files import choose_io_path
+from flexkv_tiers.diskio.files import IoChoice, IoPath, choose_io_path
 from flexkv_tiers.diskio.portable import AiofilesIo
 from flexkv_tiers.diskio.threads import ThreadsIo
 from flexkv_tiers.diskio.uring import UringIo
@@ -43,3 +43,9 @@ def open_disk_io(directory: Path, engine: EngineName, depth: int, direct: bool) 
                 f'[ssd] io = "io_uring" cannot be had: {error.strerror}. Allow it, or set io = "auto"',
             ) from error
         return ThreadsIo(choice, depth, f"io_uring cannot be had: {error.strerror}")
+
+
+def open_disk_to_read(depth: int) -> DiskIo:
+    """An engine that only reads, and tries nothing out: it works on a read-only file system too."""
+    choice = IoChoice(IoPath.FADVISE, "nothing may be written to find out more", read_only=True)
+    return ThreadsIo(choice, depth, "only reads are asked for")

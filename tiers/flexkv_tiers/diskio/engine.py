@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -39,7 +40,7 @@ class Engine:
         self._syncs = GroupSyncs(self._begin_sync)
 
     def open(self, path: Path, *, create_bytes: int = 0) -> DiskFile:
-        return DiskFile(path, self._choice.path, create_bytes=create_bytes)
+        return DiskFile(path, self._choice.path, create_bytes=create_bytes, read_only=self._choice.read_only)
 
     def sync(self, file: DiskFile) -> DiskFuture[None]:
         return self._syncs.wait(file)
@@ -51,8 +52,11 @@ class Engine:
         return self._pages.lend(count)
 
     async def stop(self) -> None:
-        while (future := self._unfinished()) is not None:  # what ends may begin another: the next sync of a file
-            await settle(future)
+        while (future := self._unfinished()) is not None or self._syncs.running:
+            if future is not None:
+                await settle(future)
+            else:  # a sync has ended, and its callback may begin the next one of that file
+                await asyncio.sleep(0)
         await self._workers.stop()
 
     def status(self) -> dict[str, object]:

@@ -136,7 +136,11 @@ class FaultyIo:
         return self._start(DiskOperation.SYNC, lambda verdict: self._sync(verdict, file))
 
     def run(self, job: Callable[[], T]) -> DiskFuture[T]:
-        return self._inner.run(job)
+        if not self._crashed:
+            return self._inner.run(job)
+        future: DiskFuture[T] = DiskFuture()
+        future.set_exception(TierFault(Fault.IO, "the disk has lost its power"))
+        return future
 
     def pages(self, count: int) -> AbstractContextManager[memoryview]:
         return self._inner.pages(count)

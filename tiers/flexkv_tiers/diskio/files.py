@@ -42,6 +42,8 @@ class IoChoice:
 
     path: IoPath
     reason: str
+    read_only: bool = False
+    """Files are opened to be read, so that no right to write is needed."""
 
 
 def choose_io_path(probe: Path, direct: bool) -> IoChoice:
@@ -85,10 +87,11 @@ def _try(path: Path, open_flags: int, transfer_flags: int) -> int | None:
 class DiskFile:
     """One open file. The engines move its bytes; `sync` and `close` block."""
 
-    def __init__(self, path: Path, io_path: IoPath, *, create_bytes: int = 0) -> None:
+    def __init__(self, path: Path, io_path: IoPath, *, create_bytes: int = 0, read_only: bool = False) -> None:
         """Open `path`, or create it with `create_bytes` allocated. Raises OSError; leaves no half-made file."""
         self.path = path
         self.io_path = io_path
+        self._access = os.O_RDONLY if read_only else os.O_RDWR
         self.transfer_flags = RWF_DONTCACHE if io_path is IoPath.DONTCACHE else 0
         self.deleted = False
         """Whether the last sync found the file gone from its directory."""
@@ -107,7 +110,7 @@ class DiskFile:
 
     def open_descriptor(self, flags: int = 0) -> int:
         """A descriptor of this file's I/O path; blocks. Raises OSError."""
-        flags |= os.O_RDWR | os.O_CLOEXEC
+        flags |= self._access | os.O_CLOEXEC
         if self.io_path is IoPath.DIRECT:
             return os.open(self.path, flags | os.O_DIRECT, 0o600)
         descriptor = os.open(self.path, flags, 0o600)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from aiofiles.threadpool import wrap
 from aiofiles.threadpool.binary import AsyncFileIO
 
+from flexkv_tiers.background import Background
 from flexkv_tiers.diskio.base import DiskFuture, nothing
 from flexkv_tiers.diskio.engine import Engine
 from flexkv_tiers.diskio.files import DiskFile, IoChoice, IoPath, Transfer
@@ -71,6 +72,7 @@ class AiofilesIo(Engine):
         if choice.path is IoPath.DONTCACHE:  # a flag of preadv, which file objects do not have
             choice = IoChoice(IoPath.FADVISE, f"{choice.reason}; with aiofiles by posix_fadvise after use")
         self._lineup: Lineup[_Operation] = Lineup(depth)
+        self._background = Background("disk I/O")
         super().__init__(choice, DiskThreads(HELPER_COUNT), self._lineup, reason)
         self._executor = ThreadPoolExecutor(depth, "flexkv-aiofiles")
         self._moving: dict[asyncio.Task[None], _Operation] = {}  # exactly the transfers under way
@@ -103,7 +105,7 @@ class AiofilesIo(Engine):
 
     def _start(self) -> None:
         while (taken := self._lineup.take()) is not None:
-            task = asyncio.create_task(self._carry_out(taken))
+            task = self._background.spawn(self._carry_out(taken))
             self._moving[task] = taken
             task.add_done_callback(self._moving.pop)
 

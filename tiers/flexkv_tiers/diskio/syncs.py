@@ -21,6 +21,11 @@ class GroupSyncs:
         self._waiting: dict[DiskFile, list[DiskFuture[None]]] = {}
         """Exactly the files a sync of which runs, each with those who asked since it began."""
 
+    @property
+    def running(self) -> bool:
+        """Whether somebody waits for a sync; also while one has ended and those who waited have yet to hear of it."""
+        return bool(self._waiting)
+
     def wait(self, file: DiskFile) -> DiskFuture[None]:
         """Ends when everything written to the file so far is durable. Raises TierFault."""
         future: DiskFuture[None] = DiskFuture()

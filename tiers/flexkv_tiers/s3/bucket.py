@@ -15,13 +15,14 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from flexkv_py.core.messages import Fault
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import StoreListener, TierFault
 from flexkv_tiers.byteworkers import ByteWorker
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.deletes import DeleteBatches
-from flexkv_tiers.s3.faults import explained, start_error, tier_fault
-from flexkv_tiers.s3.health import Health
+from flexkv_tiers.s3.faults import UNHEARD, explained, start_error, tier_fault
+from flexkv_tiers.s3.health import Health, Silence
 from flexkv_tiers.s3.messages import Check, Delete, Failed, Get, GetIndex, Reply, Request, Stored, Trouble
 
 _LET_GO_S = 2.0
@@ -32,6 +33,9 @@ _CHILD_START_S = 5.0
 
 _URGENT = Get | GetIndex | Check
 """Somebody waits for these: everything else together leaves them a connection."""
+
+_LOOK_S_MIN = 0.1
+"""Between looks at a silence that is odd while nothing can be done about it."""
 
 PAUSE_S = 2.0
 """Between tries at what must not be given up while the bucket fails it."""
@@ -58,6 +62,7 @@ class Bucket:
         """`segment_fds`: what the byte workers map, the arena first."""
         self.counts = Counter(dict.fromkeys(_COUNTED, 0))
         self._config = config
+        self._check_s = config.connect_timeout_s + config.read_timeout_s + _CHILD_START_S
         self._listener = listener
         self._health = Health(config.retry_count_max)
         self._workers = [
@@ -75,6 +80,10 @@ class Bucket:
         self._encoder = msgspec.msgpack.Encoder()
         self._chance = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._prober: asyncio.Task[None] | None = None  # runs while the breaker is open
+        self._background = Background("the S3 tier")
+        self._silence = Silence(config.silence_s, config.read_timeout_s)
+        self._watch: asyncio.TimerHandle | None = None  # until the silence is odd; set while anything is asked
+        self._doubting: asyncio.Task[None] | None = None  # the silence was odd: asks whether the server is there
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
         self._closing = asyncio.Event()
@@ -87,7 +96,7 @@ class Bucket:
     async def start(self) -> None:
         for worker in self._workers:
             await worker.start()
-        failure = await self._check()
+        failure = await self._check(self._check_s)
         if failure is not None:
             self._health.breaker.open(explained(failure), self._now_s())
             self._go_down()
@@ -97,19 +106,21 @@ class Bucket:
         """End whatever waits for the bucket: it fails with DOWN, in this life and later."""
         self._closing.set()
         self._came_back.set()  # a listing that waits out an outage ends too
-        prober = self._prober
-        if prober is not None:
-            prober.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        asking = [task for task in (self._prober, self._doubting) if task is not None]
+        for task in asking:
+            task.cancel()
         for worker in self._workers:
             await worker.close()
-        if prober is not None:
-            await asyncio.wait([prober])
+        if asking:
+            await asyncio.wait(asking)
         await self._deletes.settled()
 
     def status(self) -> dict[str, object]:
         return {
             **self._health.status(),
-            "processes": [worker.pid for worker in self._workers],
+            "processes": [worker.pid for worker in self._workers if worker.pid is not None],  # that live now
             "process_deaths": sum(worker.deaths for worker in self._workers),
             "moves_running": sum(worker.running for worker in self._workers),
             **self.counts,
@@ -164,7 +175,7 @@ class Bucket:
             if self.closed:
                 raise self._closed()
             if not self._health.up:
-                raise TierFault(Fault.DOWN, f"{self._config.place} is down since: {self._health.down_because}")
+                raise self._down()
             failure: Failed | None = None
             asked = request()
             await self._pace(deadline, urgent=isinstance(asked, Get))
@@ -179,6 +190,8 @@ class Bucket:
                 self._health.succeeded(self._now_s())
                 return
             self._note(failure)
+            if failure.trouble is Trouble.STOPPED and not self._health.up:  # cut off because the bucket is down
+                raise self._down()
             delay = self._health.retry_delay_s(failure.trouble, retries, deadline - loop.time(), self._chance.random())
             if delay is None:
                 raise tier_fault(failure)
@@ -203,6 +216,9 @@ class Bucket:
                 await self._closing.wait()
             raise self._closed()
 
+    def _down(self) -> TierFault:
+        return TierFault(Fault.DOWN, f"{self._config.place} is down since: {self._health.down_because}")
+
     def _closed(self) -> TierFault:
         return TierFault(Fault.DOWN, f"the store of {self._config.place} is closed")
 
@@ -210,13 +226,29 @@ class Bucket:
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
 
-    async def _attempt(self, request: Request, timeout_s: float) -> AsyncGenerator[Reply, None]:
+    async def _attempt(self, request: Request, timeout_s: float, *, spare: bool = False) -> AsyncGenerator[Reply, None]:
         """One attempt in the least busy byte worker; the last reply may be `Failed`."""
-        worker = min(self._workers, key=lambda each: each.running)
+        worker, silence = self._least_busy(), self._silence
         raw_request, patient = self._encoder.encode(request), not isinstance(request, _URGENT)
-        async with aclosing(worker.call(raw_request, timeout_s=timeout_s, patient=patient)) as replies:
-            async for raw in replies:
-                yield self._decoder.decode(raw)
+        starting = not worker.awake
+        silence.begin(self._now_s())
+        if self._watch is None and self._doubting is None:
+            self._watch_silence()
+        try:
+            async with aclosing(worker.call(raw_request, timeout_s=timeout_s, patient=patient, spare=spare)) as replies:
+                async for raw in replies:
+                    reply = self._decoder.decode(raw)
+                    if isinstance(reply, Failed) and reply.trouble in UNHEARD:
+                        yield reply
+                        return
+                    silence.hear(self._now_s(), late=starting)
+                    yield reply
+                silence.hear(self._now_s(), late=starting)  # the answer to some requests is that they ended well
+        finally:
+            silence.end()
+
+    def _least_busy(self) -> ByteWorker:
+        return min(self._workers, key=lambda each: each.running)
 
     def _note(self, failure: Failed) -> None:
         self.counts[f"failed_{failure.trouble.value}"] += 1
@@ -224,13 +256,40 @@ class Bucket:
         if not self._health.up:
             self._go_down()
 
+    # -------------------------------------------------------------- silence
+
+    def _watch_silence(self) -> None:
+        """Look again when the silence would be odd; whoever is answered meanwhile need not touch the timer."""
+        odd_at_s = self._silence.odd_at_s
+        self._watch = None
+        if odd_at_s is None or self.closed:
+            return
+        if self._now_s() >= odd_at_s and self._health.up and self._least_busy().awake:
+            self._doubting = self._background.spawn(self._ask_whether_it_is_there())
+            return
+        at_s = max(odd_at_s, self._now_s() + _LOOK_S_MIN)
+        self._watch = asyncio.get_running_loop().call_at(at_s, self._watch_silence)
+
+    async def _ask_whether_it_is_there(self) -> None:
+        """Ask something small beside all that waits. Without an answer to anything the bucket is down for all of it."""
+        since_s, limit_s = self._silence.since_s, self._silence.limit_s
+        failure = await self._check(limit_s, spare=True)
+        unheard = failure is not None and failure.trouble in UNHEARD
+        if unheard and self._silence.since_s == since_s and self._health.up:
+            said = f"the server said nothing for {self._now_s() - since_s:.1f} s, neither to what it was asked nor to "
+            self._note(Failed(Trouble.SILENT, said + "the question whether it is there"))
+            for worker in self._workers:
+                worker.stop_all()
+        self._doubting = None
+        self._watch_silence()
+
     # --------------------------------------------------------- breaker open
 
     def _go_down(self) -> None:
         if self._prober is not None or self.closed:
             return
         self._came_back.clear()
-        self._prober = asyncio.create_task(self._probe())
+        self._prober = self._background.spawn(self._probe())
         if self._listener is not None:
             self._listener.changed(False, self._health.down_because)
 
@@ -240,19 +299,18 @@ class Bucket:
         while breaker.probe_at_s is not None:
             await asyncio.sleep(max(0.0, breaker.probe_at_s - self._now_s()))
             breaker.begin_probe(max(breaker.probe_at_s, self._now_s()))  # a timer may be early by its resolution
-            failure = await self._check()
+            failure = await self._check(self._check_s)
             breaker.end_probe(explained(failure) if failure else "", self._now_s())
         self._prober = None
         self._came_back.set()
         if self._listener is not None:
             self._listener.changed(True, "the bucket answers again")
 
-    async def _check(self) -> Failed | None:
+    async def _check(self, timeout_s: float, *, spare: bool = False) -> Failed | None:
         """Whether the bucket can be used right now, asked once."""
-        timeout_s = self._config.connect_timeout_s + self._config.read_timeout_s + _CHILD_START_S
         failure: Failed | None = None
         try:
-            async with aclosing(self._attempt(Check(), timeout_s)) as replies:
+            async with aclosing(self._attempt(Check(), timeout_s, spare=spare)) as replies:
                 async for reply in replies:
                     assert isinstance(reply, Failed)
                     failure = reply

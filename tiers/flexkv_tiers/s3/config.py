@@ -22,7 +22,8 @@ class S3Config:
     `endpoint_url`, `region`, `addressing_style` and `ca_bundle` are boto3's; empty means boto3's own
     default. `sign_payload` None signs bodies only where the link is not TLS: a signature costs more
     CPU than everything else of an upload together. `operation_timeout_s` bounds one move with all its
-    retries. Records above `part_bytes` go up in parts of that size. `sse` is what the server encrypts
+    retries. After `silence_s` without any answer the bucket is asked whether it is
+    there. Records above `part_bytes` go up in parts of that size. `sse` is what the server encrypts
     with, in S3's words; empty: the bucket's own default. `pack_bytes` 0 packs nothing, `refresh_s` 0 never
     lists again, `ttl_s` and `bytes` 0 set no limit.
     """
@@ -36,6 +37,7 @@ class S3Config:
     threads: int = 4
     connect_timeout_s: float = 3.0
     read_timeout_s: float = 10.0
+    silence_s: float = 2.0
     operation_timeout_s: float = 30.0
     retry_count_max: int = 4
     sign_payload: bool | None = None
@@ -64,7 +66,7 @@ class S3Config:
             raise _refuse("retry_count_max", f"is {self.retry_count_max}: use 0 or more")
         if self.ttl_s and not self.refresh_s:
             raise _refuse("ttl_s", "needs listings to find what has outlived it: set s3.refresh_s too")
-        for name in ("connect_timeout_s", "read_timeout_s", "operation_timeout_s"):
+        for name in ("connect_timeout_s", "read_timeout_s", "silence_s", "operation_timeout_s"):
             if getattr(self, name) <= 0:
                 raise _refuse(name, f"is {getattr(self, name)}: use more than 0")
         self._check_uploads()

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from flexkv_tiers.background import Background, tell_bug
 from flexkv_tiers.s3.messages import DELETE_COUNT_MAX
+
+_OWNER = "the S3 tier"
 
 
 class DeleteBatches:
@@ -19,6 +22,7 @@ class DeleteBatches:
         self._send = send
         self._waiting: dict[str, asyncio.Future[None]] = {}  # names that are in no batch yet
         self._running: asyncio.Task[None] | None = None
+        self._background = Background(_OWNER)
 
     async def delete(self, name: str) -> None:
         """Wait until a batch with this name is through. Raises TierFault."""
@@ -26,7 +30,7 @@ class DeleteBatches:
         if done is None:
             done = self._waiting[name] = asyncio.get_running_loop().create_future()
         if self._running is None:
-            self._running = asyncio.create_task(self._run())
+            self._running = self._background.spawn(self._run())
         await asyncio.shield(done)  # others may wait for the same name
 
     async def settled(self) -> None:
@@ -41,6 +45,7 @@ class DeleteBatches:
             try:
                 await self._send(names)
             except Exception as error:  # whatever it is, everybody who waits is told
+                tell_bug(_OWNER, error)
                 for done in batch:
                     done.set_exception(error)
                     done.exception()  # a caller that was cancelled never looks at it

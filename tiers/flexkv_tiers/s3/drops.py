@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3.bucket import Bucket
 from flexkv_tiers.s3.messages import Put
@@ -27,6 +28,7 @@ class PackDrops:
         self._prefix = prefix
         self._packs = packs
         self._running: dict[int, asyncio.Task[None]] = {}  # by the pack's number
+        self._background = Background("the S3 tier")
 
     async def settle(self, pack: Pack) -> None:
         """Wait until every drop of this pack so far is durable. Raises TierFault; may be asked again."""
@@ -34,8 +36,7 @@ class PackDrops:
         while goal & ~pack.marked:
             running = self._running.get(pack.number)
             if running is None:
-                running = self._running[pack.number] = asyncio.create_task(self._run(pack))
-                running.add_done_callback(asyncio.Task.exception)  # whoever waits for it may have been cancelled
+                running = self._running[pack.number] = self._background.spawn(self._run(pack))
             await asyncio.shield(running)
 
     async def settled(self) -> None:

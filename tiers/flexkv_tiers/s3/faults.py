@@ -23,6 +23,8 @@ FAULT_OF = {
     Trouble.UNREACHABLE: Fault.DOWN,
     Trouble.THROTTLED: Fault.IO,
     Trouble.TIMEOUT: Fault.LATE,
+    Trouble.SILENT: Fault.DOWN,
+    Trouble.SCHEME: Fault.DOWN,
     Trouble.SERVER: Fault.IO,
     Trouble.CUT: Fault.IO,
     Trouble.REFUSED: Fault.IO,
@@ -42,13 +44,20 @@ HOPELESS = frozenset(
         Trouble.SKEWED,
         Trouble.REGION,
         Trouble.CERTIFICATE,
+        Trouble.SCHEME,
         Trouble.BUCKET_MISSING,
     }
 )
 """No request can succeed until somebody changes something."""
 
-OUTAGES = WORTH_RETRYING | HOPELESS | {Trouble.STOPPED}
+CONCLUSIVE = HOPELESS | {Trouble.SILENT}
+"""One of these is enough to stop asking."""
+
+OUTAGES = WORTH_RETRYING | CONCLUSIVE | {Trouble.STOPPED}
 """The bucket as a whole did not serve us; anything else is an answer about one object."""
+
+UNHEARD = frozenset({Trouble.UNREACHABLE, Trouble.TIMEOUT, Trouble.STOPPED})
+"""The attempt ended without a word from the server."""
 
 NEW_LOOK = frozenset({Trouble.DENIED, Trouble.EXPIRED})
 """Other credentials may lie where boto3 looks for them by now."""
@@ -65,20 +74,34 @@ _CURE = {
         "set s3.ca_bundle to a file with the certificate of the authority that signed the server's, "
         "and s3.endpoint_url to a name that stands in it"
     ),
+    Trouble.SCHEME: (
+        "begin s3.endpoint_url with http:// if the server speaks plain HTTP there, with https:// if it speaks TLS"
+    ),
     Trouble.BUCKET_MISSING: (
         "create the bucket or correct s3.bucket, and s3.region or s3.endpoint_url if it is elsewhere"
     ),
     Trouble.UNREACHABLE: (
-        "check that the server runs, that s3.endpoint_url is right and, where the bucket's name stands in the host "
-        "name, s3.addressing_style"
+        "check that the server runs, that s3.endpoint_url is right (http or https, name, port) and, where the bucket's "
+        "name stands in the host name, s3.addressing_style; if there is a proxy: HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     ),
     Trouble.TIMEOUT: "check the server's load; s3.connect_timeout_s and s3.read_timeout_s say how long we wait",
+    Trouble.SILENT: (
+        "check the server and the network on the way; s3.silence_s says how long we wait before we ask whether it is "
+        "there, and how long for the answer"
+    ),
     Trouble.STOPPED: "check the server's load; s3.operation_timeout_s says how long a move may take",
     Trouble.THROTTLED: "lower s3.processes or s3.threads, or raise the server's limits",
     Trouble.REFUSED: (
         "check s3.bucket, s3.region, s3.addressing_style ('path' for most servers but AWS), s3.sse and "
         "s3.sse_kms_key_id"
     ),
+    Trouble.SERVER: "look into the server's log: it failed by its own account",
+    Trouble.CUT: (
+        "check the network and what stands between us and the server; if it never worked, whether s3.endpoint_url "
+        "begins with the http or https that is spoken there"
+    ),
+    Trouble.MISSING: "nothing is to be done if it was deleted on purpose; else check s3.prefix",
+    Trouble.CORRUPT: "nothing is to be done, the block is saved anew when it is wanted; many of these: a bad network",
     Trouble.FULL: "make room in the bucket or raise its quota",
 }
 
@@ -89,6 +112,7 @@ _CODE = {
     Trouble.REGION: ErrorCode.BAD_CONFIG,
     Trouble.BUCKET_MISSING: ErrorCode.S3_BUCKET_MISSING,
     Trouble.REFUSED: ErrorCode.BAD_CONFIG,
+    Trouble.SCHEME: ErrorCode.BAD_CONFIG,
 }
 
 _TROUBLE_OF_CODE = {
@@ -148,7 +172,7 @@ def trouble_of(error: Exception) -> Trouble | None:
     if isinstance(error, boto.ReadTimeoutError | TimeoutError):
         return Trouble.TIMEOUT
     if isinstance(error, boto.SSLError):
-        return Trouble.CERTIFICATE
+        return Trouble.SCHEME if "WRONG_VERSION_NUMBER" in str(error) else Trouble.CERTIFICATE
     if isinstance(error, boto.ConnectionError):
         return Trouble.UNREACHABLE
     if isinstance(error, _credential_errors()):
@@ -172,9 +196,8 @@ def _credential_errors() -> tuple[type[Exception], ...]:
 
 
 def explained(failure: Failed) -> str:
-    """The failure's detail with its cure, where there is one."""
-    cure = _CURE.get(failure.trouble)
-    return f"{failure.detail}: {cure}" if cure else failure.detail
+    """The failure's detail with its cure: there is one for every trouble."""
+    return f"{failure.detail}: {_CURE[failure.trouble]}"
 
 
 def tier_fault(failure: Failed) -> TierFault:

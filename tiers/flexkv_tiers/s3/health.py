@@ -1,14 +1,15 @@
 """When to ask, when to wait, when to try again, when to stop asking, and when to ask whether the bucket is back.
 
-Four small machines, each pure: the store owns clock, chance and sleep, and passes the time in seconds of
-one clock. `Health` puts them together, one per store.
+Five small machines, each pure: the store owns clock, chance and sleep, and passes the time in seconds of
+one clock. `Health` puts three of them
+together, one per store; `Silence` stands beside it.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from flexkv_tiers.s3.faults import HOPELESS, OUTAGES, SECOND_LOOK, WORTH_RETRYING
+from flexkv_tiers.s3.faults import CONCLUSIVE, OUTAGES, SECOND_LOOK, WORTH_RETRYING
 from flexkv_tiers.s3.messages import Trouble
 
 OUTAGE_COUNT_MAX = 5
@@ -29,6 +30,10 @@ RATE_DECREASE_PAUSE_S = 1.0
 """Refusals within this time are one: they answer requests of one moment."""
 URGENT_CREDIT_S = 1.0
 """How far a waiting read may run ahead of the rate; what it takes is missing to the others."""
+
+
+SILENCE_FORGOTTEN = 0.01
+"""Share of the longest silence of late that every answer takes off."""
 
 
 class BreakerState(StrEnum):
@@ -173,6 +178,48 @@ class Throttle:
         self._counts = (self._counts[0], self._counts[1] + 1)
 
 
+class Silence:
+    """How long nothing that was asked has been answered, and from when on that is odd.
+
+    One request that takes long and a server that is gone look alike; a server that answers none of several
+    does not. What is odd depends on the server: twice the longest silence that an answer ended, of late, within
+    limits.
+    """
+
+    def __init__(self, limit_s_min: float, limit_s_max: float) -> None:
+        self.since_s = 0.0  # the last answer, or the first request after a pause
+        self._running = 0
+        self._longest_s = 0.0
+        self._limits = (limit_s_min, max(limit_s_min, limit_s_max))
+
+    def begin(self, now_s: float) -> None:
+        """Something more was asked."""
+        if not self._running:
+            self.since_s = now_s
+        self._running += 1
+
+    def end(self) -> None:
+        """One of them has ended, answered or not."""
+        assert self._running > 0
+        self._running -= 1
+
+    def hear(self, now_s: float, *, late: bool = False) -> None:
+        """The server said something; `late`: how long that took was not its own doing."""
+        if not late:
+            self._longest_s = max(now_s - self.since_s, (1 - SILENCE_FORGOTTEN) * self._longest_s)
+        self.since_s = now_s
+
+    @property
+    def limit_s(self) -> float:
+        low, high = self._limits
+        return min(high, max(low, 2 * self._longest_s))
+
+    @property
+    def odd_at_s(self) -> float | None:
+        """From when on the silence that is now is odd; None while nothing is asked."""
+        return self.since_s + self.limit_s if self._running else None
+
+
 class Health:
     """How the bucket has been answering lately, and what that means for the next request."""
 
@@ -201,7 +248,7 @@ class Health:
             return
         if trouble is Trouble.THROTTLED:
             self.throttle.note_refusal(now_s)
-        self.breaker.note_outage(why, now_s, hopeless=trouble in HOPELESS)
+        self.breaker.note_outage(why, now_s, hopeless=trouble in CONCLUSIVE)
 
     def retry_delay_s(self, trouble: Trouble, retries: int, remaining_s: float, chance: float) -> float | None:
         """Pause before another attempt at an operation that met `trouble`, or None when it must fail now."""

@@ -30,6 +30,8 @@ class Trouble(StrEnum):
     CUT = "cut"
     REFUSED = "refused"
     STOPPED = "stopped"
+    SILENT = "silent"
+    SCHEME = "scheme"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

@@ -24,6 +24,7 @@ from flexkv_tiers.codec import CODEC_NONE, HEADER_BYTES, Header, parse_header
 from flexkv_tiers.codec.codecs import ThreadRoom
 from flexkv_tiers.codec.record import decode_into
 from flexkv_tiers.memory import Arena
+from flexkv_tiers.s3.bodies import Body, cut_out
 from flexkv_tiers.s3.client import BucketClient
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.faults import NEW_LOOK, answer_trouble, trouble_of
@@ -53,8 +54,9 @@ from flexkv_tiers.s3.messages import (
 )
 from flexkv_tiers.s3.names import listing_prefix
 from flexkv_tiers.s3.pages import read_page
+from flexkv_tiers.s3.proxy import ProxyRefused, proxy_of
 from flexkv_tiers.s3.signing import Signer, tls_of
-from flexkv_tiers.s3.wire import Answer, ConnectFailed, Wire
+from flexkv_tiers.s3.wire import Answer, ConnectFailed, Route, Wire, WrongScheme
 
 ASK_BYTES_MIN = 256 * 1024
 """Uploads from here on ask first whether the server takes them (100-continue); for others that costs more than it
@@ -62,6 +64,7 @@ saves, and servers read that much of a body they refuse."""
 REOPEN_S_MIN = 1.0
 """After a denial, credentials are looked for anew, but not more often than this."""
 
+_SAID_MAX = 200
 _CODE = re.compile(r"<Code>\s*([^<]*?)\s*</Code>")
 _TOTAL = re.compile(r"(?<=/)[0-9]{1,16}$")  # of a Content-Range
 _MESSAGE = re.compile(r"<Message>\s*([^<]*?)\s*</Message>")
@@ -130,14 +133,14 @@ class Objects:
                 yield read_page(bucket.client, self._config, request)
             case Check():
                 query = f"list-type=2&max-keys=1&prefix={quote(listing_prefix(self._config.prefix), safe='')}"
-                with self._exchange("GET", "", {}, _Body([]), call, query=query) as answer:
+                with self._exchange("GET", "", {}, Body([]), call, query=query) as answer:
                     _expect(answer, 200)
 
     # -------------------------------------------------------------- uploads
 
     def _put(self, name: str, parts: list[memoryview], call: Call, *, replace: bool = False) -> Stored:
         """Store these parts as one object, unless it is there already; the first is its header or index."""
-        body = _Body(parts)
+        body = Body(parts)
         stored = Stored(present=False, object_bytes=len(body))
         headers = self._upload_headers(len(body))
         condition = {"If-None-Match": "*"} if self._skips_present and len(body) and not replace else {}
@@ -159,7 +162,7 @@ class Objects:
         """How long the object there is; 0 if it is not as good as ours, or compressed in another way, by its front."""
         found = bytearray(len(front))
         headers = {"Range": f"bytes=0-{len(front) - 1}"}
-        with self._exchange("GET", name, headers, _Body([]), call) as answer:
+        with self._exchange("GET", name, headers, Body([]), call) as answer:
             total = int((_TOTAL.search(answer.header("Content-Range")) or "0")[0])
             if answer.status != 206 or total < len(front):
                 return 0
@@ -172,7 +175,7 @@ class Objects:
         return 0
 
     def _put_part(self, request: PutPart, call: Call) -> PartStored:
-        body = _Body(_cut(self._views(request.header, request.spans), request.start, request.end))
+        body = Body(cut_out(self._views(request.header, request.spans), request.start, request.end))
         query = f"partNumber={request.part}&uploadId={request.upload}"
         headers = {"Content-Length": str(len(body)), "Expect": "100-continue"}
         with self._exchange("PUT", request.name, headers, body, call, query=query) as answer:
@@ -232,7 +235,7 @@ class Objects:
         Provided these are `object_bytes`, if that is not 0.
         """
         headers = {"Range": f"bytes={start}-{end - 1}"}
-        with self._exchange("GET", name, headers, _Body([]), call) as answer:
+        with self._exchange("GET", name, headers, Body([]), call) as answer:
             _expect(answer, 206)
             given = answer.header("Content-Range")
             total = object_bytes or int((_TOTAL.search(given) or "0")[0])
@@ -246,7 +249,7 @@ class Objects:
     # ----------------------------------------------------------- connection
 
     def _exchange(
-        self, method: str, name: str, headers: dict[str, str], body: _Body, call: Call, query: str = ""
+        self, method: str, name: str, headers: dict[str, str], body: Body, call: Call, query: str = ""
     ) -> AbstractContextManager[Answer]:
         opened = self._open()
         body.rewind()
@@ -261,6 +264,8 @@ class Objects:
                     self._opened, self._opened_at = _Opened(self._config), time.monotonic()
                 except ValueError as error:  # botocore on endpoints that are no URL
                     raise AttemptFailed(Trouble.REFUSED, f"s3.endpoint_url: {error}") from error
+                except ProxyRefused as error:
+                    raise AttemptFailed(Trouble.UNREACHABLE, str(error)) from error
                 except OSError as error:
                     raise AttemptFailed(Trouble.CERTIFICATE, f"the certificates cannot be read: {error}") from error
             return self._opened
@@ -278,13 +283,10 @@ class _Opened:
     def __init__(self, config: S3Config) -> None:
         self.bucket = BucketClient(config)
         self.signer = Signer(self.bucket.session, self.bucket.client, config.bucket)
-        self.wire = Wire(
-            self.signer.url,
-            connect_timeout_s=config.connect_timeout_s,
-            read_timeout_s=config.read_timeout_s,
-            tls=tls_of(self.bucket.session, self.signer.url, config.ca_bundle),
-            idle_max=config.threads,
-        )
+        url = self.signer.url
+        tls = tls_of(self.bucket.session, url, config.ca_bundle)
+        route = Route(url, tls, proxy_of(url), config.connect_timeout_s, config.read_timeout_s)
+        self.wire = Wire(route, idle_max=config.threads)
 
     def close(self) -> None:
         self.wire.close()
@@ -299,49 +301,12 @@ class AttemptFailed(Exception):
         self.trouble = trouble
 
 
-class _Body:
-    """The bytes of an upload where they lie; file-like enough for botocore to sign them."""
-
-    def __init__(self, parts: list[memoryview]) -> None:
-        self.parts = parts
-        self._next = 0
-
-    def __len__(self) -> int:
-        return sum(len(part) for part in self.parts)
-
-    def rewind(self) -> None:
-        self._next = 0
-
-    def read(self, _size: int = -1) -> memoryview | bytes:
-        """The next part, whatever size is asked for."""
-        if self._next == len(self.parts):
-            return b""
-        self._next += 1
-        return self.parts[self._next - 1]
-
-    def tell(self) -> int:
-        return sum(len(part) for part in self.parts[: self._next])
-
-    def seek(self, position: int) -> None:
-        assert position == 0, "botocore only ever rewinds, after signing"
-        self._next = 0
-
-
-def _cut(parts: Sequence[memoryview], start: int, end: int) -> list[memoryview]:
-    """The bytes from `start` to `end` of these parts put together."""
-    cut, at = [], 0
-    for part in parts:
-        low, high = max(start - at, 0), min(end - at, len(part))
-        if low < high:
-            cut.append(part[low:high])
-        at += len(part)
-    return cut
-
-
 def _said(answer: Answer) -> tuple[str, str]:
     """Code and message of an error answer; reads a short body to its end."""
     text = answer.text()
     code, message = _CODE.search(text), _MESSAGE.search(text)
+    if code is None and answer.status == 400 and "HTTPS" in text:  # whoever serves S3 says its errors in XML
+        raise WrongScheme(f"the server wants TLS: {text[:_SAID_MAX].strip()!r}")
     return code[1] if code else "", message[1] if message else ""
 
 
@@ -381,6 +346,8 @@ def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None
         trouble = Trouble.CORRUPT
     elif isinstance(error, ConnectFailed):
         trouble = Trouble.CERTIFICATE if error.certificate else Trouble.UNREACHABLE
+    elif isinstance(error, WrongScheme):
+        trouble = Trouble.SCHEME
     else:
         trouble = trouble_of(error)
     if stopped and trouble is not None:
@@ -389,7 +356,8 @@ def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None
         trouble = Trouble.BUCKET_MISSING
     if trouble is None:
         return None
-    return Failed(trouble, f"{type(request).__name__.lower()} {getattr(request, 'name', '')}".rstrip() + f": {error}")
+    why = "it was cut off before it had ended" if trouble is Trouble.STOPPED else str(error)
+    return Failed(trouble, f"{type(request).__name__.lower()} {getattr(request, 'name', '')}".rstrip() + f": {why}")
 
 
 def _open_objects(options: bytes, arena: Arena) -> Objects:

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 
 from flexkv_py.core.messages import BlockName
 from flexkv_py.keys import NamespaceDigest
+from flexkv_tiers.background import Background, tell_bug
 from flexkv_tiers.s3.messages import Span
 from flexkv_tiers.s3.names import PACK_RECORDS_MAX
 
 LINGER_S = 0.003
 RECORD_BYTES_MAX = 4 << 20
 """A record this large is an object of its own: it gains nothing by company."""
+
+_OWNER = "the S3 tier"
 
 Directory = tuple[NamespaceDigest, int]
 """Namespace and shard: what one pack holds records of."""
@@ -58,7 +61,7 @@ class Packer:
         self._pack_bytes = pack_bytes
         self._uploads_max = uploads_max
         self._waiting: dict[Directory, _Waiting] = {}
-        self._uploads: set[asyncio.Task[None]] = set()
+        self._uploads = Background(_OWNER)
 
     async def write(self, record: Record) -> int:
         """Store the record, alone or in company; its location. Raises TierFault.
@@ -79,8 +82,7 @@ class Packer:
         while self._waiting or self._uploads:
             for directory in list(self._waiting):
                 self._start(directory)
-            if self._uploads:
-                await asyncio.wait(self._uploads)
+            await self._uploads.settled()
 
     def _add(self, record: Record) -> None:
         waiting = self._waiting.get(record.directory)
@@ -119,18 +121,16 @@ class Packer:
         if waiting.timer is not None:
             waiting.timer.cancel()
         if waiting.records:
-            task = asyncio.create_task(self._run(waiting.records))
-            self._uploads.add(task)
-            task.add_done_callback(self._ended)
+            self._uploads.spawn(self._run(waiting.records)).add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._uploads.discard(task)
+    def _ended(self, _: asyncio.Task[None]) -> None:
         self._start_due()
 
     async def _run(self, records: list[Record]) -> None:
         try:
             locations = await self._upload(records)
         except Exception as error:  # whatever it is, every writer is told
+            tell_bug(_OWNER, error)
             for record in records:
                 record.location.set_exception(error)
                 record.location.exception()  # a writer that was cancelled never looks at it

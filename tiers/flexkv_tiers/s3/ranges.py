@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
+from flexkv_tiers.background import tell_bug
 from flexkv_tiers.s3.bucket import Bucket
 from flexkv_tiers.s3.messages import Get, Landed
 
@@ -54,6 +55,7 @@ async def read_ranges(
                 async for landed in some:
                     queue.put_nowait(landed)
         except Exception as error:  # whatever it is, whoever reads is told in the right place
+            tell_bug("the S3 tier", error)
             queue.put_nowait(error)
 
     tasks = [asyncio.create_task(fetch(queue, *each)) for queue, each in zip(queues, ranges, strict=True)]

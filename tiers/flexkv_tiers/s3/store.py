@@ -18,9 +18,10 @@ from typing import Any
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_py.keys import NamespaceDigest
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
 from flexkv_tiers.codec import HEADER_BYTES, NO_SALT, pack_header
-from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
+from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec, codec_status
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3.bucket import Bucket
 from flexkv_tiers.s3.catalogue import SINGLE, Catalogue, records_of
@@ -73,7 +74,7 @@ class S3Store:
         self._drops = PackDrops(self._bucket, config.prefix, self._catalogue.packs)
         self._doubtful: dict[PackName, None] = {}  # their uploads failed, and no delete has got through yet
         self._spoilt: dict[BlockName, None] = {}  # read as damaged: the next write replaces what is there
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Background("the S3 tier")
         self._counts = Counter(dict.fromkeys(_COUNTED, 0))
 
     async def start(self) -> None:
@@ -84,13 +85,11 @@ class S3Store:
                 self._spawn(sweep_for_ever(self._bucket))
 
     async def close(self) -> None:
-        for task in self._background:
-            task.cancel()
+        self._background.cancel()
         await self._bucket.close()  # nothing waits for it any longer, and `_spawn` starts nothing that would
         await self._packer.settled()
         await self._drops.settled()
-        if self._background:
-            await asyncio.wait(self._background)
+        await self._background.settled()
 
     # ------------------------------------------------------------------ moves
 
@@ -303,17 +302,10 @@ class S3Store:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run beside everything else until the store is closed; its faults are met again by whoever comes next."""
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._ended)
+        task = self._background.spawn(work)
         if self._bucket.closed:
             task.cancel()
         return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, TierFault):
-            asyncio.get_running_loop().call_exception_handler({"message": "the S3 store", "exception": error})
 
     # ------------------------------------------------------------------ facts
 
@@ -334,5 +326,5 @@ class S3Store:
             "live_bytes": self._catalogue.single_bytes + sum(pack.live_bytes for pack in self._catalogue.packs),
             **self._counts,
             **self._listing.counts,
-            "codec": self._codec.status() if self._codec else "none",
+            "codec": codec_status(self._codec),
         }

@@ -15,16 +15,21 @@ import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from http.client import HTTPException, HTTPResponse
+from dataclasses import dataclass
+from http.client import BadStatusLine, HTTPException, HTTPResponse, RemoteDisconnected
 from urllib.parse import urlsplit
 
 from flexkv_tiers.byteworkers.child import Call
+from flexkv_tiers.s3.proxy import Proxy, open_tunnel
 
 CONTINUE_S = 1.0
 """A server that has not said "100 Continue" by then does not know of it, and gets the body."""
 PARTS_PER_SEND_MAX = 64
 ERROR_BYTES_MAX = 64 * 1024
 _HEAD_BYTES = 8192
+_TLS_ALERT = "\x15\x03"
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
+"""What OpenSSL calls an answer that is not TLS at all."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -32,9 +37,14 @@ Buffer = bytes | bytearray | memoryview
 class ConnectFailed(OSError):
     """No connection, or none that can be trusted; `certificate` when it was the certificate."""
 
-    def __init__(self, error: OSError, url: str) -> None:
-        super().__init__(f"no connection to {url}: {error}")
-        self.certificate = isinstance(error, ssl.SSLError)
+    def __init__(self, error: OSError, route: Route) -> None:
+        way = f" by the proxy {route.proxy.place}" if route.proxy else ""
+        super().__init__(f"no connection to {route.url}{way}: {error}")
+        self.certificate = isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+
+
+class WrongScheme(OSError):
+    """The server speaks TLS where we speak plain HTTP, or the other way round."""
 
 
 class Cut(OSError):
@@ -79,19 +89,37 @@ class Answer:
         return self._response.read(ERROR_BYTES_MAX).decode(errors="replace")
 
 
+@dataclass(frozen=True)
+class Route:
+    """The way to the server at `url` (only scheme, host and port of it count)."""
+
+    url: str
+    tls: ssl.SSLContext | None
+    proxy: Proxy | None
+    connect_timeout_s: float
+    read_timeout_s: float
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Host and port of the server itself."""
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        return parts.hostname, parts.port or (443 if self.tls else 80)
+
+    def asked(self, target: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+        """Target and headers as they go on the wire: a proxy of plain HTTP wants to know where they are to go."""
+        if self.proxy is None or self.tls is not None:
+            return target, headers
+        authorization = {"Proxy-Authorization": self.proxy.authorization} if self.proxy.authorization else {}
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}{target}", {**headers, **authorization}
+
+
 class Wire:
     """Connections to one server, kept open between exchanges; used by any number of threads."""
 
-    def __init__(
-        self, url: str, *, connect_timeout_s: float, read_timeout_s: float, tls: ssl.SSLContext | None, idle_max: int
-    ) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        self._url = f"{parts.scheme}://{parts.netloc}"
-        self._place = (parts.hostname, parts.port or (443 if tls else 80))
-        self._connect_timeout_s = connect_timeout_s
-        self._read_timeout_s = read_timeout_s
-        self._tls = tls
+    def __init__(self, route: Route, *, idle_max: int) -> None:
+        self._route = route
         self._idle_max = idle_max
         self._idle: list[_Connection] = []  # open, and nothing on the way
         self._lock = threading.Lock()
@@ -108,10 +136,15 @@ class Wire:
         connection, reusable = self._claim(), False
         call.interruptible_by(connection.interrupt)
         try:
-            answer = self._ask(connection, method, _head(method, target, headers), body, "Expect" in headers)
+            head = _head(method, *self._route.asked(target, headers))
+            answer = self._ask(connection, method, head, body, "Expect" in headers)
             yield answer
             reusable = answer.ended_cleanly
+        except RemoteDisconnected as error:
+            raise Cut("the connection was closed without an answer") from error
         except HTTPException as error:
+            if isinstance(error, BadStatusLine) and str(error.args[0]).startswith(_TLS_ALERT):
+                raise WrongScheme(f"the server at {self._route.url} answers plain HTTP with TLS") from error
             raise Cut(f"what came is no HTTP: {error!r}") from error
         finally:
             call.interruptible_by(None)
@@ -149,7 +182,7 @@ class Wire:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return _Connection(self._place, self._url, self._tls, self._connect_timeout_s, self._read_timeout_s)
+                return _Connection(self._route)
             if not connection.readable(0.0):
                 return connection
             connection.close()  # what is readable now is its end, or nothing we asked for
@@ -165,24 +198,16 @@ class Wire:
 class _Connection:
     """One socket. The kernel keeps the time of plain ones, so that one call can wait for a whole buffer."""
 
-    def __init__(
-        self,
-        place: tuple[str, int],
-        url: str,
-        tls: ssl.SSLContext | None,
-        connect_timeout_s: float,
-        read_timeout_s: float,
-    ) -> None:
+    def __init__(self, route: Route) -> None:
         self._reader: io.BufferedReader | None = None
-        self._plain = tls is None
+        self._plain = route.tls is None
         try:
-            self._socket = socket.create_connection(place, connect_timeout_s)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if tls is not None:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=place[0])
+            self._socket = _connect(route)
         except OSError as error:
-            raise ConnectFailed(error, url) from error
+            if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+                raise WrongScheme(f"the server at {route.url} answers TLS with something else") from error
+            raise ConnectFailed(error, route) from error
+        read_timeout_s = route.read_timeout_s
         self._socket.settimeout(None if self._plain else read_timeout_s)
         limit = struct.pack("ll", int(read_timeout_s), int(read_timeout_s % 1 * 1e6))
         if self._plain:
@@ -265,6 +290,23 @@ class _Raw(io.RawIOBase):
 
     def readinto(self, target: Buffer, /) -> int:  # type: ignore[override]  # 3.11 has no name for any buffer
         return self._connection.receive(memoryview(target))
+
+
+def _connect(route: Route) -> socket.socket:
+    host, port = route.place
+    proxy = route.proxy
+    connected = socket.create_connection((proxy.host, proxy.port) if proxy else (host, port), route.connect_timeout_s)
+    try:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if route.tls is None:
+            return connected
+        if proxy is not None:
+            open_tunnel(connected, proxy, host, port)
+        return route.tls.wrap_socket(connected, server_hostname=host)
+    except OSError:
+        connected.close()
+        raise
 
 
 def _head(method: str, target: str, headers: Mapping[str, str]) -> bytes:

@@ -1,8 +1,8 @@
 """What makes a directory ours: the marker, the lock, and the names of segment files.
 
 Nothing is created, changed or removed in a directory before it is known to be ours or empty, and
-nothing but `flexkv.*` and `segment*` files ever is. Several directories make one set (stripes); each
-marker says which set and which place in it. All calls block. What segments hold is no concern of this module.
+nothing but `flexkv.*` and `segment*` files ever is. Several directories make one set (stripes); which do, `stripe_set`
+decides from their markers. All calls block. What segments hold is no concern of this module.
 """
 
 from __future__ import annotations
@@ -12,37 +12,29 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.ssd.format import DIRECTORY_ID_BYTES, FORMAT_VERSION
+from flexkv_tiers.ssd.stripe_set import Marker, SetPlan, plan_set
 
 FORMAT = "flexkv-ssd"
 MARKER_NAME = "flexkv.json"
-LOCK_NAME = "flexkv.lock"
+HOLDER_NAME = "flexkv.lock"
+"""The process id of the daemon that came last, for people; the lock itself is on the directory."""
 _PARTIAL_NAME = "flexkv.json.partial"
 PROBE_NAME = "flexkv.probe"
 PARTIAL_SEGMENT_NAME = "segment.partial"
-_NOT_FOREIGN = {LOCK_NAME, _PARTIAL_NAME, PROBE_NAME, "lost+found"}  # what an interrupted first start leaves
+_NOT_FOREIGN = {HOLDER_NAME, _PARTIAL_NAME, PROBE_NAME, "lost+found"}  # what an interrupted first start leaves
 _MARKER_BYTES_MAX = 64 * 1024
 _ID = re.compile(rf"[0-9a-f]{{{2 * DIRECTORY_ID_BYTES}}}")
 _SEGMENT_NAME = re.compile(r"segment-(\d{6,})\.kv")
-
-
-class Marker(msgspec.Struct):
-    """Content of `flexkv.json`. `id` tells one life of a directory from the next; `stripe_set` its set."""
-
-    format: str
-    version: int
-    id: str
-    stripe_set: str = ""
-    position: int = 0
-    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +47,20 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A directory that is ours: its id, and the descriptor that holds its lock."""
+    """A directory that is ours: its id, and its descriptor, which holds the lock."""
 
     directory: Path
     id: bytes
     lock: int
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to this directory, marker included: not emptied, moved or mounted over."""
+        try:
+            return (
+                os.path.samestat(os.fstat(self.lock), self.directory.stat()) and (self.directory / MARKER_NAME).exists()
+            )
+        except OSError:
+            return False
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -67,86 +68,98 @@ def segment_path(directory: Path, number: int) -> Path:
     return directory / f"segment-{number:06d}.kv"
 
 
-def acquire(directories: Sequence[Path]) -> list[Held]:
+def acquire(directories: Sequence[Path], *, forget_missing: bool = False) -> list[Held]:
     """Make the directories of one set ours, all or none.
 
-    Raises FlexKVError: DIRECTORY_FOREIGN, DIRECTORY_LOCKED, DIRECTORY_NOT_WRITABLE, DISK_FULL.
+    `forget_missing` goes on without members that are not there. Raises FlexKVError: BAD_CONFIG, those of
+    `plan_set`, DIRECTORY_LOCKED, DIRECTORY_NOT_WRITABLE, DISK_FULL.
     """
+    look(directories, forget_missing=forget_missing)  # before a directory is made: what is refused stays untouched
     locks: list[int] = []
     try:
-        for directory in directories:  # before a lock file is made: a foreign directory stays untouched
-            with _coded(directory):
-                directory.mkdir(parents=True, exist_ok=True)
-                _read_marker(directory)
-        markers = []
         for directory in directories:
-            with _coded(directory):
-                locks.append(_lock(directory))
-                markers.append(_read_marker(directory))
-        stripe_set = _check_set(directories, markers)
-        held = []
-        for position, (directory, marker) in enumerate(zip(directories, markers, strict=True)):
-            with _coded(directory):
-                kept = marker or _write_marker(directory, stripe_set, position, len(markers))
-                held.append(Held(directory, bytes.fromhex(kept.id), locks[position]))
-        return held
+            with coded(directory):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                locks.append(_lock(directory, fcntl.LOCK_EX))
+        markers = [_read_coded(directory) for directory in directories]
+        plan = plan_set(directories, markers, forget_missing=forget_missing, new_id=_new_id)
+        _write_markers(directories, markers, plan)
+        for directory in directories:
+            _tell_holder(directory)
+        return [
+            Held(directory, bytes.fromhex(its_id), lock)
+            for directory, its_id, lock in zip(directories, plan.ids, locks, strict=True)
+        ]
     except BaseException:
         for lock in locks:
             os.close(lock)
         raise
 
 
-def acquire_existing(directory: Path) -> Held:
-    """Lock a directory that is an SSD tier's already, whatever set it is of. Raises FlexKVError as `acquire`."""
-    with _coded(directory):
+def look(directories: Sequence[Path], *, forget_missing: bool) -> SetPlan:
+    """The set that `acquire` would make of these directories now. Changes nothing. Raises FlexKVError as it would."""
+    _check_apart(directories)
+    markers = [_read_coded(directory) for directory in directories]
+    return plan_set(directories, markers, forget_missing=forget_missing, new_id=_new_id)
+
+
+def hold_to_read(directory: Path) -> Held:
+    """Keep daemons off a directory that is an SSD tier's, whatever set it is of; needs no right to write.
+
+    Raises FlexKVError: DIRECTORY_UNREADABLE, DIRECTORY_FOREIGN, DIRECTORY_LOCKED.
+    """
+    with coded(directory, unreadable):
         if not directory.is_dir():
-            raise _os_error(errno.ENOENT)
-        if _read_marker(directory) is None:
-            raise _foreign(directory, f"it has no {MARKER_NAME}")
-        lock = _lock(directory)
-        marker = _read_marker(directory)
-        assert marker is not None
+            raise _os_error(errno.ENOTDIR if directory.exists() else errno.ENOENT)
+        lock = _lock(directory, fcntl.LOCK_SH)
+        try:
+            if (marker := _read_marker(directory)) is None:
+                raise FlexKVError(
+                    ErrorCode.DIRECTORY_FOREIGN,
+                    f"{directory} is empty, or its first start was interrupted: no SSD tier has used it yet. "
+                    "Name a directory of [ssd], and see that its disk is mounted",
+                )
+        except BaseException:
+            os.close(lock)
+            raise
         return Held(directory, bytes.fromhex(marker.id), lock)
 
 
 @contextmanager
-def _coded(directory: Path) -> Iterator[None]:
+def coded(directory: Path, code: Callable[[Path, OSError], FlexKVError] | None = None) -> Iterator[None]:
+    """Errors of the system become coded ones, by `refusal` unless told otherwise."""
     try:
         yield
     except OSError as error:
-        raise refusal(directory, error) from error
+        raise (code or refusal)(directory, error) from error
 
 
-def _check_set(directories: Sequence[Path], markers: Sequence[Marker | None]) -> str:
-    """The set all these directories belong to, each in its place; a new one when none has a marker yet."""
-    known = [(position, marker) for position, marker in enumerate(markers) if marker is not None]
-    stripe_set = known[0][1].stripe_set if known else secrets.token_hex(DIRECTORY_ID_BYTES)
-    for position, marker in known:
-        if (marker.stripe_set, marker.position, marker.count) != (stripe_set, position, len(markers)):
+def _read_coded(directory: Path) -> Marker | None:
+    with coded(directory):
+        return _read_marker(directory) if directory.exists() else None
+
+
+def _check_apart(directories: Sequence[Path]) -> None:
+    """No directory may be, or lie in, another one of the list. Raises FlexKVError(BAD_CONFIG)."""
+    for one, other in combinations(directories, 2):
+        first, second = (Path(os.path.realpath(each)) for each in (one, other))
+        is_same = first == second or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
+        if is_same or first in second.parents or second in first.parents:
+            how = "are one directory" if is_same else "lie one within the other"
             raise FlexKVError(
-                ErrorCode.DIRECTORY_FOREIGN,
-                f"{directories[position]} is directory {marker.position + 1} of {marker.count} of set "
-                f"{marker.stripe_set[:8]}, but is configured as {position + 1} of {len(markers)} of set "
-                f"{stripe_set[:8]}: list the directories of one set in their order, or empty those that shall join",
+                ErrorCode.BAD_CONFIG,
+                f"[ssd] directory: {one} and {other} {how}: name one directory per disk, each apart from the others",
             )
-    return stripe_set
 
 
 def inspect(directory: Path) -> None:
-    """Find out without a change whether `acquire` would work, but for the lock.
-
-    Raises FlexKVError: DIRECTORY_FOREIGN, DIRECTORY_NOT_WRITABLE.
-    """
-    try:
+    """Find out without a change whether one directory can be used. Raises FlexKVError(DIRECTORY_NOT_WRITABLE)."""
+    with coded(directory):
         place = existing(directory)
         if not place.is_dir():
             raise _os_error(errno.ENOTDIR)
-        if not os.access(place, os.W_OK | os.X_OK):
+        if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
             raise _os_error(errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES)
-        if place == directory:
-            _read_marker(directory)
-    except OSError as error:
-        raise refusal(directory, error) from error
 
 
 def existing(directory: Path) -> Path:
@@ -173,6 +186,16 @@ def refusal(directory: Path, error: OSError) -> FlexKVError:
         f"cannot use {directory} for the SSD tier ({error.strerror}): "
         "make it a directory the daemon's user may write, or configure another",
     )
+
+
+def unreadable(directory: Path, error: OSError) -> FlexKVError:
+    """The coded error for a directory that cannot be read."""
+    cures = {
+        errno.ENOENT: "check the path, and that its disk is mounted",
+        errno.ENOTDIR: "name the directory itself, as in [ssd] directory",
+    }
+    cure = cures.get(error.errno or 0, "run this as a user who may read it and its files, such as the daemon's")
+    return FlexKVError(ErrorCode.DIRECTORY_UNREADABLE, f"{directory} cannot be read ({error.strerror}): {cure}")
 
 
 def segments(directory: Path) -> list[SegmentFile]:
@@ -230,9 +253,13 @@ def _read_marker(directory: Path) -> Marker | None:
         raise _foreign(directory, f"its {MARKER_NAME} says format {marker.format!r}, not {FORMAT!r}")
     if marker.version != FORMAT_VERSION:
         raise _foreign(directory, f"it has format version {marker.version}, this flexkvd reads {FORMAT_VERSION}")
-    if not _ID.fullmatch(marker.id) or not _ID.fullmatch(marker.stripe_set):
-        raise _foreign(directory, f"its {MARKER_NAME} has no id of {DIRECTORY_ID_BYTES} bytes")
+    if not all(map(_ID.fullmatch, (marker.id, marker.stripe_set, *marker.members))):
+        raise _foreign(directory, f"its {MARKER_NAME} has an id that is not of {DIRECTORY_ID_BYTES} bytes")
     return marker
+
+
+def _new_id() -> str:
+    return secrets.token_hex(DIRECTORY_ID_BYTES)
 
 
 def _os_error(code: int) -> OSError:
@@ -247,8 +274,27 @@ def _foreign(directory: Path, why: str) -> FlexKVError:
     )
 
 
-def _write_marker(directory: Path, stripe_set: str, position: int, count: int) -> Marker:
-    marker = Marker(FORMAT, FORMAT_VERSION, secrets.token_hex(DIRECTORY_ID_BYTES), stripe_set, position, count)
+def _write_markers(directories: Sequence[Path], markers: Sequence[Marker | None], plan: SetPlan) -> None:
+    """Say in every directory who belongs to the set. Raises FlexKVError.
+
+    Whoever joins gets its id first, in a marker that claims nothing: a list never names a directory that would seem
+    missing if this were interrupted.
+    """
+    if not plan.is_changed:
+        return
+    for directory, marker, its_id in zip(directories, markers, plan.ids, strict=True):
+        with coded(directory):
+            if directory in plan.outdated:
+                _remove_segments(directory)
+            if marker is None or marker.id != its_id:
+                _write_marker(directory, Marker(FORMAT, FORMAT_VERSION, its_id, plan.stripe_set))
+    for directory, its_id in zip(directories, plan.ids, strict=True):
+        with coded(directory):
+            named = Marker(FORMAT, FORMAT_VERSION, its_id, plan.stripe_set, plan.generation, plan.ids)
+            _write_marker(directory, named)
+
+
+def _write_marker(directory: Path, marker: Marker) -> None:
     partial = directory / _PARTIAL_NAME
     with partial.open("wb") as file:
         file.write(msgspec.json.encode(marker))
@@ -256,23 +302,39 @@ def _write_marker(directory: Path, stripe_set: str, position: int, count: int) -
         os.fsync(file.fileno())
     partial.replace(directory / MARKER_NAME)
     sync_directory(directory)
-    return marker
 
 
-def _lock(directory: Path) -> int:
-    fd = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _remove_segments(directory: Path) -> None:
+    for segment in segments(directory):
+        segment_path(directory, segment.number).unlink()
+
+
+def _lock(directory: Path, kind: int) -> int:
+    """Lock the directory itself: no file in it that somebody may delete. Exclusively to use it, shared to read it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
         os.close(fd)
         raise FlexKVError(
             ErrorCode.DIRECTORY_LOCKED,
-            f"{directory} is in use by process {holder or 'unknown'}: stop that daemon, or configure another directory",
+            f"{directory} is in use by {_holder(directory)}, or configure another directory",
         ) from error
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _tell_holder(directory: Path) -> None:
+    with suppress(OSError):  # on a full disk nobody is named, and the lock holds all the same
+        (directory / HOLDER_NAME).write_text(f"{os.getpid()}\n", encoding="ascii")
+
+
+def _holder(directory: Path) -> str:
+    """Who seems to hold the lock, and what to do; the file may be gone, or of a daemon that was killed."""
+    with suppress(OSError, ValueError):
+        process = int((directory / HOLDER_NAME).read_text(encoding="ascii"))
+        if Path(f"/proc/{process}").exists():
+            return f"process {process}: stop that daemon"
+    return "another daemon, or by flexkv verify: stop that one, or wait"

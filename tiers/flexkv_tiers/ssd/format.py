@@ -120,6 +120,8 @@ class Trailer:
     group_count: int
     shape_count: int
     entry_count: int
+    is_clean: bool
+    """Whether the pages behind the last entry hold nothing that a scan could take for a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class Footer:
     groups: list[Group]
     shapes: list[Shape]
     rows: Rows
+    is_clean: bool = False
+    """As the trailer says."""
 
     @property
     def end(self) -> int:
@@ -198,7 +202,12 @@ class DeadMap:
         bit = page // MAP_BIT_PAGES
         self.bits[bit >> 3] |= 1 << (bit & 7)
         self.any = True
-        return (bit >> 3) // _MAP_BYTES
+        return self.map_number(page)
+
+    @staticmethod
+    def map_number(page: int) -> int:
+        """The number of the map page that the bit of a record at `page` is in."""
+        return (page // MAP_BIT_PAGES >> 3) // _MAP_BYTES
 
     def is_dead(self, page: int) -> bool:
         bit = page // MAP_BIT_PAGES
@@ -272,7 +281,7 @@ class FooterSize:
         return -(-total // _FOOTER_BYTES)
 
 
-def pack_footer(layout: Layout, salt: bytes, entries: Sequence[Entry]) -> tuple[int, bytes]:
+def pack_footer(layout: Layout, salt: bytes, entries: Sequence[Entry], *, is_clean: bool) -> tuple[int, bytes]:
     """The first page of the footer, and footer and trailer as they lie from there to the segment's end."""
     groups: dict[Group, int] = {}
     shapes: dict[Shape, int] = {}
@@ -292,7 +301,7 @@ def pack_footer(layout: Layout, salt: bytes, entries: Sequence[Entry]) -> tuple[
         pages.append(_close(head + part))
     first = layout.trailer_page - len(pages)
     counts = first, len(pages), len(groups), len(shapes), len(entries)
-    pages.append(_close(_TRAILER.pack(_TRAILER_MAGIC, salt, *counts, 0)))
+    pages.append(_close(_TRAILER.pack(_TRAILER_MAGIC, salt, *counts, is_clean)))
     return first, b"".join(pages)
 
 
@@ -301,12 +310,12 @@ def parse_trailer(raw: Buffer, layout: Layout, salt: bytes) -> Trailer | None:
     if not any(raw):
         return None
     body = _open(raw, _TRAILER_MAGIC, "trailer")
-    _, page_salt, first, count, *counts, _ = _TRAILER.unpack_from(body)
+    _, page_salt, first, count, groups, shapes, entries, is_clean = _TRAILER.unpack_from(body)
     if page_salt != salt:
         return None  # an earlier life's
     if not layout.first_page <= first <= layout.trailer_page or first + count != layout.trailer_page:
         raise corrupt("the trailer names a footer that does not end where the trailer starts")
-    return Trailer(first, count, *counts)
+    return Trailer(first, count, groups, shapes, entries, bool(is_clean))
 
 
 def parse_footer(raw: Buffer, trailer: Trailer, layout: Layout, salt: bytes) -> Footer:
@@ -343,7 +352,7 @@ def _parse_stream(stream: bytearray, trailer: Trailer, layout: Layout) -> Footer
         raise corrupt(f"the footer's entry for page {rows['page'][wrong.argmax()]} cannot be right")
     if len(rows) and ends[-1] > trailer.footer_page:
         raise corrupt("the footer's last entry lies beyond the records' end")
-    return Footer(groups, shapes, rows)
+    return Footer(groups, shapes, rows, trailer.is_clean)
 
 
 def _close(body: bytes | bytearray) -> bytes:

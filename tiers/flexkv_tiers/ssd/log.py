@@ -8,105 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 from flexkv_py.core.messages import BlockName
 from flexkv_tiers.ssd.budget import RewriteBudget
-from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, FooterSize, Layout, Shape
+from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, Layout, Shape
+from flexkv_tiers.ssd.segment import EMPTIED, Disk, Segment, SegmentState
 from flexkv_tiers.ssd.table import LIVE, Pages, RecordTable
-
-SPARE_SHARE = 32
-"""One segment in so many is kept free, so that reclaim has somewhere to go; at least one of a directory."""
-
-
-class SegmentState(StrEnum):
-    """What a segment is doing."""
-
-    FREE = "free"
-    """Holds nothing. Opened again only when nobody reads it any more."""
-    OPENING = "opening"
-    """Its header is being written."""
-    ACTIVE = "active"
-    """Takes records. One of a directory."""
-    SEALING = "sealing"
-    """Takes no more; its last writes or its footer are under way."""
-    SEALED = "sealed"
-    """Ends in a footer, or its entries are kept in memory because the footer could not be written."""
-    RECLAIMING = "reclaiming"
-    """Its live records are being moved away."""
-    BROKEN = "broken"
-    """Its header cannot be written: what can be read is served, nothing else."""
-    DELETED = "deleted"
-    """Its file was deleted underneath: what can be read is served while it is open."""
-    UNREAD = "unread"
-    """From the last life and not looked at yet."""
-
-
-_EMPTIED = (SegmentState.SEALING, SegmentState.SEALED, SegmentState.RECLAIMING, SegmentState.UNREAD)
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """One segment file of one directory. `index` is its number in the whole log, `number` that in its directory."""
-
-    index: int
-    disk: int
-    number: int
-    dead: DeadMap
-    state: SegmentState = SegmentState.FREE
-    salt: bytes = b""
-    sequence: int = FREE
-    next_page: int = 0  # where the next record goes; behind the last one when no more is taken
-    live_pages: int = 0  # of records that are there or being written
-    live_count: int = 0
-    writes: int = 0  # running
-    map_writes: int = 0  # drops that are not durable yet
-    readers: int = 0
-    entries: dict[int, tuple[int, Entry]] = field(
-        default_factory=dict
-    )  # page -> slot, entry; until the footer is there
-    slots: array[int] = field(default_factory=lambda: array("I"))  # of records the footer names; some have left
-    footer: FooterSize = field(default_factory=FooterSize)
-
-    def begin(self, layout: Layout, salt: bytes, sequence: int) -> None:
-        """A new life: empty, with a salt no earlier record has."""
-        assert not self.live_pages
-        assert not self.readers
-        self.dead = DeadMap(layout.map_count)
-        self.salt, self.sequence = salt, sequence
-        self.next_page = layout.first_page
-        self.entries, self.slots, self.footer = {}, array("I"), FooterSize()
-
-
-@dataclass(slots=True)
-class Disk:
-    """The segments of one directory."""
-
-    segments: list[Segment] = field(default_factory=list)
-    active: Segment | None = None
-    segments_planned: int = 0  # by capacity
-    segments_max: int = 0  # what the file system has room for, of those
-    writing_bytes: int = 0  # of writes placed here and not ended
-    for_cleaner: bool = False  # the active segment was the last free one: only rewrites go there
-
-    def free(self) -> list[Segment]:
-        """Segments that could be opened now."""
-        return [
-            each
-            for each in self.segments
-            if each.state is SegmentState.FREE and not each.readers and not each.map_writes
-        ]
-
-    @property
-    def made_count(self) -> int:
-        """Segments that have a file."""
-        return sum(each.state is not SegmentState.DELETED for each in self.segments)
-
-    @property
-    def free_count(self) -> int:
-        """Segments that can be opened, those not made yet included."""
-        return max(0, self.segments_max - self.made_count) + len(self.free())
 
 
 @dataclass(slots=True, eq=False)
@@ -115,11 +23,6 @@ class Placed:
 
     segment: Segment
     entry: Entry
-
-
-def spare_count(segment_count: int) -> int:
-    """Segments of a directory's `segment_count` that hold no live records."""
-    return max(1, segment_count // SPARE_SHARE)
 
 
 class Log:
@@ -177,26 +80,39 @@ class Log:
         self.disks[disk].segments_max = self.disks[disk].segments_planned
 
     def activate(self, segment: Segment, *, rewriting: bool) -> None:
-        """Records go into this one from here on."""
+        """Records of this kind go into this one from here on."""
         disk = self.disks[segment.disk]
-        assert disk.active is None
+        assert disk.taking(rewriting=rewriting) is None
         assert segment.state is SegmentState.OPENING
         segment.state = SegmentState.ACTIVE
-        disk.active = segment
-        disk.for_cleaner = rewriting and disk.free_count == 0
+        if rewriting:
+            disk.survivors = segment
+        else:
+            disk.active = segment
 
-    def retire(self, disk: int) -> Segment | None:
-        """The active segment takes no more; returns it, to be sealed when its writes have ended."""
-        active, self.disks[disk].active = self.disks[disk].active, None
-        self.disks[disk].for_cleaner = False
-        if active is not None:
-            active.state = SegmentState.SEALING
-        return active
+    def retire(self, segment: Segment) -> None:
+        """An active segment takes no more; it is to be sealed when its writes have ended."""
+        disk = self.disks[segment.disk]
+        assert segment.state is SegmentState.ACTIVE
+        assert segment in (disk.active, disk.survivors)
+        if disk.active is segment:
+            disk.active = None
+        else:
+            disk.survivors = None
+        segment.state = SegmentState.SEALING
+
+    def may_share(self, disk: int) -> bool:
+        """Whether new records may go on where rewritten ones went: there are such, and reclaim has a free segment."""
+        return self.disks[disk].survivors is not None and self.may_open(disk, rewriting=True)
+
+    def share(self, disk: int) -> None:
+        """New records go on where rewritten ones went; the next of those will open a segment."""
+        assert self.disks[disk].active is None
+        self.disks[disk].active, self.disks[disk].survivors = self.disks[disk].survivors, None
 
     def only_active(self, disk: int) -> bool:
-        """Whether nothing but the active segment could be emptied."""
-        segments = self.disks[disk].segments
-        return not any(each.state in _EMPTIED for each in segments) and not self.disks[disk].for_cleaner
+        """Whether nothing but segments that take records could be emptied, and none can be shared."""
+        return not any(each.state in EMPTIED for each in self.disks[disk].segments) and not self.may_share(disk)
 
     def sealed(self, segment: Segment) -> bool:
         """No write to the segment is running and its footer is written, or not needed; True when it is free."""
@@ -231,6 +147,11 @@ class Log:
         segment.entries, segment.slots = {}, array("I")
         self._forget_older(segment)
 
+    def mended(self, segment: Segment) -> None:
+        """A header says at last that the segment holds nothing."""
+        if segment.state is SegmentState.BROKEN:
+            segment.state = SegmentState.FREE
+
     def _forget_older(self, segment: Segment) -> None:
         for slot, places in list(self.older.items()):
             left = [place for place in places if place[0] is not segment]
@@ -263,16 +184,16 @@ class Log:
             if down[number]:
                 continue
             disk = self.disks[number]
-            has_room = disk.active is not None and not disk.for_cleaner and self._fits(disk.active, shape, pages)
+            has_room = disk.active is not None and self._fits(disk.active, shape, pages)
             rank = (not has_room and not self.may_open(number, rewriting=False), disk.writing_bytes)
             if best is None or rank < best:
                 best, chosen = rank, number
         return chosen
 
     def place(self, disk: int, block: BlockName, shape: Shape, pages: int, *, rewriting: bool = False) -> Placed | None:
-        """Take room in the directory's active segment; None when it has none for this record."""
-        active = self.disks[disk].active
-        if active is None or (self.disks[disk].for_cleaner and not rewriting) or not self._fits(active, shape, pages):
+        """Take room in the directory's segment for this kind; None when it has none for this record."""
+        active = self.disks[disk].taking(rewriting=rewriting)
+        if active is None or not self._fits(active, shape, pages):
             return None
         placed = Placed(active, Entry(active.next_page, pages, block, shape))
         active.next_page += pages

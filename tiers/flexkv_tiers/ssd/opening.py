@@ -1,22 +1,28 @@
-"""Opening the segments of the last life: which files are ours, and which still fit the capacity.
+"""Opening the directories and the segments of the last life: which files are ours, and which still fit the capacity.
 
-Only headers are read here; what segments hold is `recovery`'s. `SsdStore.start` is the only caller.
+Only headers are read here; what segments hold is `recovery`'s. `SsdStore.start` is the only caller, but for
+`verify`, which meets segments too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.errors import FlexKVError
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.diskio import DiskFile
+from flexkv_tiers.diskio import DiskFile, DiskIo
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, Layout, SegmentHeader, parse_segment_header
-from flexkv_tiers.ssd.log import Log, SegmentState
+from flexkv_tiers.ssd.log import Log
+from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.recovery import Census
+from flexkv_tiers.ssd.segment import SegmentState
+from flexkv_tiers.ssd.sizes import kept_segment_bytes, reserve_bytes_of
 from flexkv_tiers.ssd.stripe import Stripe
 
 
@@ -36,6 +42,33 @@ class Met:
         return self.header.sequence if self.header is not None else FREE
 
 
+def open_stripes(
+    stripes: list[Stripe],
+    paths: Sequence[Path],
+    open_io: Callable[[Path], DiskIo],
+    reserve_bytes: int | None,
+    owed: Owed,
+    *,
+    forget_missing: bool,
+) -> None:
+    """Take the directories and add each to `stripes`, to be closed by the caller whatever happens. Blocks.
+
+    Raises FlexKVError.
+    """
+    holds = directories.acquire(paths, forget_missing=forget_missing)
+    for number, held in enumerate(holds):
+        try:
+            with directories.coded(held.directory):
+                kept_free_bytes = reserve_bytes_of(
+                    directories.file_system_bytes(held.directory), reserve_bytes, held.directory
+                )
+                stripes.append(Stripe(held, open_io(held.directory), kept_free_bytes, owed))
+        except BaseException:
+            for other in holds[number:]:
+                os.close(other.lock)
+            raise
+
+
 async def adopt_segments(
     log: Log, stripes: Sequence[Stripe], share_bytes: int, segment_bytes: int, census: Census
 ) -> None:
@@ -44,23 +77,22 @@ async def adopt_segments(
     `share_bytes` is the capacity of each directory, `segment_bytes` what the configuration wants (0: whatever
     is there). Raises FlexKVError.
     """
-    met = [await meet_segments(stripe) for stripe in stripes]
+    met = []
+    for stripe in stripes:
+        with directories.coded(stripe.directory):
+            met.append(await meet_segments(stripe))
     sizes = {each.header.segment_bytes for files in met for each in files if each.header is not None}
     if not sizes:
         for stripe, files in zip(stripes, met, strict=True):
             census.headers_damaged += sum(not each.is_blank for each in files)
             await _remove(stripe, files)
         return
-    size_bytes = segment_bytes if segment_bytes in sizes else min(sizes)
-    if (segment_bytes and segment_bytes != size_bytes) or share_bytes < 2 * size_bytes:
+    try:
+        size_bytes = kept_segment_bytes(sizes, segment_bytes, share_bytes, len(stripes))
+    except FlexKVError:
         for each in (each for files in met for each in files):
             each.file.close()
-        raise FlexKVError(
-            ErrorCode.BAD_CONFIG,
-            f"the segments in {stripes[0].directory} have {size_bytes} bytes, which is not [ssd] segment_bytes = "
-            f"{segment_bytes}, or two of them are more than the capacity of {share_bytes} allows: set segment_bytes to "
-            "0 and a larger capacity, or empty the directory",
-        )
+        raise
     log.fix(Layout(size_bytes), [share_bytes // size_bytes] * len(stripes))
     for number, (stripe, files) in enumerate(zip(stripes, met, strict=True)):
         kept = sorted(files, key=lambda each: each.sequence, reverse=True)[: share_bytes // size_bytes]
@@ -73,22 +105,20 @@ async def adopt_segments(
 
 def _adopt(log: Log, number: int, stripe: Stripe, met: Met, size_bytes: int, census: Census) -> None:
     whole = met.header is not None and met.header.segment_bytes == size_bytes
-    census.headers_damaged += not whole and not met.is_blank
-    state = SegmentState.UNREAD if whole and met.sequence != FREE else SegmentState.FREE
+    damaged = not whole and not met.is_blank
+    census.headers_damaged += damaged
+    state = SegmentState.UNREAD if damaged or met.sequence != FREE else SegmentState.FREE
     segment = log.add_segment(number, met.number, state)
     stripe.files[segment.index] = met.file
-    if state is SegmentState.UNREAD:
+    if whole:
         assert met.header is not None
         segment.salt, segment.sequence = met.header.salt, met.header.sequence
         log.sequence = max(log.sequence, segment.sequence)
 
 
 async def meet_segments(stripe: Stripe) -> list[Met]:
-    """Open every segment file of a directory and read its header. Raises FlexKVError."""
-    try:
-        files = await stripe.io.run(partial(_open_all, stripe))
-    except OSError as error:
-        raise directories.refusal(stripe.directory, error) from error
+    """Open every segment file of a directory and read its header. Raises OSError."""
+    files = await stripe.io.run(partial(_open_all, stripe))
     met = []
     for number, file in files:
         header, is_blank = None, False
@@ -118,6 +148,7 @@ async def _remove(stripe: Stripe, files: Sequence[Met]) -> None:
         for each in files:
             each.file.close()
             each.file.path.unlink(missing_ok=True)
+        directories.sync_directory(stripe.directory)  # or a power cut brings back what is in them
 
     if files:
         try:

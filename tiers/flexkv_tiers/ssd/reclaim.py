@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from flexkv_py.core.messages import Fault, LostRecord
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import parse_header
-from flexkv_tiers.diskio import DiskFuture
+from flexkv_tiers.diskio import DiskFuture, settle
 from flexkv_tiers.ssd.format import PAGE_BYTES, Entry, corrupt
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState, spare_count
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.records import move_record, verify_record
 from flexkv_tiers.ssd.recovery import read_footer
 from flexkv_tiers.ssd.roller import Roller
+from flexkv_tiers.ssd.segment import Segment, SegmentState
+from flexkv_tiers.ssd.sizes import spare_count
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING
 from flexkv_tiers.ssd.victims import Victim, choose_rewrites, choose_victim
@@ -70,7 +72,8 @@ class Cleaner:
         self._waiters: list[asyncio.Future[bool]] = []
         self._spared: set[Segment] = set()  # could not be emptied; tried again when something has changed
         self._closing = False
-        self._task = asyncio.create_task(self._run())
+        self._background = Background("the SSD tier")
+        self._background.spawn(self._run())
 
     def wake(self) -> None:
         """Something changed: look whether there is something to do."""
@@ -86,10 +89,10 @@ class Cleaner:
         return await waiter
 
     async def close(self) -> None:
-        """Stop after the records that are under way. Raises what ended the task, if it was a bug."""
+        """Stop after the records that are under way."""
         self._closing = True
         self._wake.set()
-        await self._task
+        await self._background.settled()
 
     def _answer(self, room: bool) -> None:
         waiters, self._waiters = self._waiters, []
@@ -105,7 +108,7 @@ class Cleaner:
                 self._spared.clear()
                 while not self._closing and await self._step():
                     pass
-        finally:  # also after a bug, which `close` raises: nobody waits for a cleaner that is gone
+        finally:  # also after a bug: nobody waits for a cleaner that is gone
             self._closing = True
             self._answer(False)
 
@@ -120,6 +123,9 @@ class Cleaner:
         urgent = bool(self._waiters)
         may_lose = not self._stripe.cut
         victim = choose_victim(self._log, self._number, urgent=urgent, may_lose=may_lose, spared=self._spared)
+        if urgent and (victim is None or victim.may_lose) and await self._roller.share(self._number):
+            self._answer(True)  # before anything is let go of
+            return True
         if victim is None:
             busy = any(each.state is SegmentState.SEALING or each.readers for each in self._disk.segments)
             if urgent and not busy and not self._log.recovering:
@@ -138,9 +144,6 @@ class Cleaner:
             return True
         self._spared.clear()
         self._counts.segments += 1
-        if self._disk.for_cleaner and self._log.may_open(self._number, rewriting=True):
-            self._disk.for_cleaner = False
-            self._answer(True)  # the segment that rewrites went to has room left
         return True
 
     async def _reclaim(self, chosen: Victim) -> bool:
@@ -158,7 +161,7 @@ class Cleaner:
         left = [slot for slot in self._log.live_slots(victim) if not self._log.table.has(slot, DAMAGED | LEAVING)]
         if left and not chosen.may_lose:
             return False
-        if not await self._kill_left(victim):
+        if self._is_owed(victim, names) or not await self._kill_left(victim):
             return False
         self._let_go(victim, names)
         await self._stripe.clear(victim, self._roller.layout)
@@ -167,6 +170,11 @@ class Cleaner:
         if deleted:
             victim.state = SegmentState.DELETED
         return True
+
+    def _is_owed(self, victim: Segment, names: dict[int, Entry]) -> bool:
+        """Whether an earlier record of a block that is let go of may still be found: then the block is not gone yet."""
+        entries = (names.get(self._log.table.place(slot)[1]) for slot in self._log.live_slots(victim))
+        return any(self._stripe.owed.of(entry.block) for entry in entries if entry is not None)
 
     async def _kill_left(self, victim: Segment) -> bool:
         """Make what is let go of dead wherever a restart would find it; False when the disk failed."""
@@ -231,8 +239,7 @@ class Cleaner:
             except TierFault as fault:
                 self._log.abandon(placed)
                 self._roller.write_failed(target, fault)
-                with suppress(TierFault):
-                    await self._stripe.kill(target, placed.entry.page)
+                await settle(self._stripe.bury(target, entry.block, placed.entry.page))
                 raise
             else:
                 self._log.commit_move(placed, slot)

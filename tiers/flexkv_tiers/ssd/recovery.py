@@ -11,20 +11,30 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 
 import numpy as np
 
-from flexkv_py.core.messages import FoundBlock
+from flexkv_py.core.messages import BlockName, FoundBlock
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskFuture, settle
-from flexkv_tiers.ssd.editions import editions
-from flexkv_tiers.ssd.format import ENTRY, PAGE_BYTES, Footer, Group, Layout, Rows, parse_footer, parse_trailer
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.editions import Place, editions
+from flexkv_tiers.ssd.format import (
+    ENTRY,
+    MAP_BIT_PAGES,
+    PAGE_BYTES,
+    Footer,
+    Group,
+    Layout,
+    Rows,
+    parse_footer,
+    parse_trailer,
+)
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
+from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 
 SEGMENTS_IN_FLIGHT = 4
@@ -146,11 +156,19 @@ class Recovery:
             index.slots = self.log.settle(index.segment, index.rows["page"], index.rows["pages"])
             index.segment.slots.extend(index.slots)
             self.census.found += len(index.rows)
-        for *older, (at, row) in several:
-            slot = believed[at].slots[int(np.searchsorted(believed[at].rows["page"], footers[at].rows["page"][row]))]
-            self.log.older[slot] = [(believed[at].segment, int(footers[at].rows["page"][row])) for at, row in older]
-            self.census.duplicates += len(older)
-            self._kills += [self.stripes[segment.disk].kill(segment, page) for segment, page in self.log.older[slot]]
+        for *older, last in several:
+            self._replace(believed, footers, older, last)
+
+    def _replace(self, believed: list[Index], footers: list[Footer], older: list[Place], last: Place) -> None:
+        """The last record of a block counts; the others are dropped, and are known as long as they may be found."""
+        index, row = believed[last[0]], footers[last[0]].rows[last[1]]
+        slot = index.slots[int(np.searchsorted(index.rows["page"], row["page"]))]
+        group = footers[last[0]].groups[int(row["group"])]
+        self.log.older[slot] = [(believed[at].segment, int(footers[at].rows["page"][number])) for at, number in older]
+        self.census.duplicates += len(older)
+        for (segment, page), (at, number) in zip(self.log.older[slot], older, strict=True):
+            key, parent = footers[at].rows[["key", "parent"]][number].tolist()
+            self._bury(segment, BlockName(*group, key, parent), page)
 
     # --------------------------------------------------------------- one segment
 
@@ -166,7 +184,7 @@ class Recovery:
             index.resume = is_newest and not index.footer_damaged
             self._keep_entries(segment, footer)
         elif footer is not None:
-            index.resume = is_newest and self._has_room(segment)
+            index.resume = is_newest and footer.is_clean and self._has_room(segment)
         else:
             segment.state = SegmentState.RECLAIMING  # to be cleared
 
@@ -177,9 +195,17 @@ class Recovery:
     def _count_scan(self, segment: Segment, found: Scan) -> None:
         self.census.scanned += 1
         self.census.torn += len(found.torn)
-        self.census.unreadable += found.unreadable
-        for page in found.torn:
-            self._kills.append(self.stripes[segment.disk].kill(segment, page))
+        self.census.unreadable += len(found.unreadable)
+        starts = {entry.page // MAP_BIT_PAGES for entry in found.entries}  # whose bits no other page may set
+        for page, block in found.torn.items():
+            if page // MAP_BIT_PAGES not in starts:
+                self._bury(segment, block, page)
+        for run in found.unreadable:  # what this life does not know must not come up in a later one
+            self._bury(segment, None, *(page for page in run if page // MAP_BIT_PAGES not in starts))
+
+    def _bury(self, segment: Segment, block: BlockName | None, *pages: int) -> None:
+        if pages:
+            self._kills.append(self.stripes[segment.disk].bury(segment, block, *pages))
 
     def _keep_entries(self, segment: Segment, footer: Footer) -> None:
         """What a footer will be made of."""
@@ -199,10 +225,7 @@ class Recovery:
             segment.state = SegmentState.SEALED
         kills, self._kills = self._kills, []
         cancelled = [await settle(kill) for kill in kills]
-        for kill in kills:
-            with suppress(TierFault):
-                kill.result()
-        if any(cancelled):
+        if any(cancelled):  # what failed is owed
             raise asyncio.CancelledError
         if index.footer is None:  # by its state one could not tell: the cleaner may be emptying it by now
             try:
@@ -210,6 +233,7 @@ class Recovery:
             except TierFault as fault:
                 self.failed(fault)
                 segment.state = SegmentState.BROKEN
+                self.stripes[segment.disk].owe_clearing(segment)
             else:
                 self.log.freed(segment)
         if index.resume:
@@ -238,9 +262,14 @@ class Recovery:
 
 
 async def read_index(stripe: Stripe, segment: Segment, layout: Layout, failed: Callable[[TierFault], None]) -> Index:
-    """Read a segment's dead maps, then its footer or else all of it. `failed` hears what was damaged."""
+    """Read a segment's dead maps, then its footer or else all of it. `failed` hears what was damaged.
+
+    Neither of one without a salt, whose header is not believed.
+    """
     io, file = stripe.io, stripe.files[segment.index]
     index = Index(segment)
+    if not segment.salt:
+        return index
     with io.pages(layout.first_page - 1) as memory:
         try:
             await io.read(file, [memory], PAGE_BYTES, partial(_load_maps, segment, memory, layout))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from flexkv_py.core.messages import Fault
+from flexkv_tiers.background import Background
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.ssd.format import Entry, Layout
-from flexkv_tiers.ssd.log import Log, Placed, Segment, SegmentState
+from flexkv_tiers.ssd.log import Log, Placed
+from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 
 
@@ -31,7 +32,7 @@ class Roller:
         self._stripes = stripes
         self._sealed = sealed
         self._failed = failed
-        self._tasks: set[asyncio.Task[Any]] = set()  # segments being opened or sealed
+        self._background = Background("the SSD tier")  # segments being opened or sealed
         self._sealing: set[int] = set()  # exactly the segments whose seal runs, by index
 
     @property
@@ -40,30 +41,26 @@ class Roller:
         return self._log.layout
 
     async def open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
-        """Open another segment unless somebody did since `seen` was the active one; False when none may be opened.
+        """Open another segment unless somebody did since `seen` took records; False when none may be opened.
 
         Raises TierFault, FULL when the disk has no room for its file. Runs to its end even if the caller is cancelled.
         """
-        opening = asyncio.create_task(self._open_next(number, seen, rewriting=rewriting))
-        self._tasks.add(opening)
-        opening.add_done_callback(self._end_task)
-        return await asyncio.shield(opening)
-
-    def _end_task(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        task.exception()  # whoever waits for it raises it; if nobody does any more, it is not an accident
+        return await asyncio.shield(self._background.spawn(self._open_next(number, seen, rewriting=rewriting)))
 
     async def _open_next(self, number: int, seen: Segment | None, *, rewriting: bool) -> bool:
         disk, stripe = self._log.disks[number], self._stripes[number]
         async with stripe.rolling:
-            if disk.active is not seen:
+            if disk.taking(rewriting=rewriting) is not seen:
+                return True
+            if not (rewriting or disk.keeps_apart) and self._share(number):
                 return True
             if stripe.cut and await stripe.has_room(self.layout.segment_bytes):
                 self._log.restore(number)
                 stripe.cut = False
             if not self._log.may_open(number, rewriting=rewriting):
                 return False
-            self.retire(number)
+            if seen is not None:
+                self.retire(seen)
             segment = await self._take_free(number)
             try:
                 await stripe.begin(segment, self.layout, self._log.next_sequence())
@@ -75,14 +72,16 @@ class Roller:
             return True
 
     async def place_rewrite(self, number: int, entry: Entry) -> Placed | None:
-        """Room for a record that is moved within its directory; None when none is left there."""
+        """Room for a record that is moved within its directory, if need be among new ones; None when none is left."""
+        disk = self._log.disks[number]
         while True:
-            active = self._log.disks[number].active
-            if placed := self._log.place(number, entry.block, entry.shape, entry.pages, rewriting=True):
-                return placed
+            survivors = disk.survivors
+            for rewriting in (True,) if disk.keeps_apart else (True, False):
+                if placed := self._log.place(number, entry.block, entry.shape, entry.pages, rewriting=rewriting):
+                    return placed
             try:
-                if not await self.open_next(number, active, rewriting=True):
-                    return None
+                if not await self.open_next(number, survivors, rewriting=True):
+                    return self._log.place(number, entry.block, entry.shape, entry.pages, rewriting=False)
             except TierFault as fault:
                 self._failed(fault)
                 return None
@@ -105,29 +104,47 @@ class Roller:
         stripe.files[segment.index] = file
         return segment
 
-    def retire(self, number: int) -> None:
-        """The active segment takes no more."""
-        if (segment := self._log.retire(number)) is not None:
-            self.write_ended(segment)
+    async def share(self, number: int) -> bool:
+        """Have new records go on where rewritten ones went; False when that may not be."""
+        async with self._stripes[number].rolling:
+            return self._share(number)
+
+    def _share(self, number: int) -> bool:
+        if not self._log.may_share(number):
+            return False
+        if (active := self._log.disks[number].active) is not None:
+            self.retire(active)
+        self._log.share(number)
+        return True
+
+    def retire(self, segment: Segment) -> None:
+        """An active segment takes no more."""
+        self._log.retire(segment)
+        self.write_ended(segment)
+
+    def retire_all(self, number: int) -> None:
+        """No segment of a directory takes any more."""
+        disk = self._log.disks[number]
+        for segment in (disk.active, disk.survivors):
+            if segment is not None:
+                self.retire(segment)
 
     def write_failed(self, segment: Segment, fault: TierFault) -> None:
         """After a failed write: a segment whose file is gone or fails takes no more."""
-        disk = self._log.disks[segment.disk]
+        is_active = segment.state is SegmentState.ACTIVE
         if self._stripes[segment.disk].files[segment.index].deleted:
-            if disk.active is segment:
-                self._log.retire(segment.disk)
+            if is_active:
+                self._log.retire(segment)
             segment.state = SegmentState.DELETED
-        elif fault.fault is Fault.IO and disk.active is segment:
-            self.retire(segment.disk)
+        elif fault.fault is Fault.IO and is_active:
+            self.retire(segment)
 
     def write_ended(self, segment: Segment) -> None:
         """A write to the segment is over, or it was retired: seal it if nothing runs there any more."""
         if segment.state is not SegmentState.SEALING or segment.writes or segment.index in self._sealing:
             return
         self._sealing.add(segment.index)
-        task = asyncio.create_task(self._seal(segment))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.spawn(self._seal(segment))
 
     async def _seal(self, segment: Segment) -> None:
         try:
@@ -150,5 +167,4 @@ class Roller:
 
     async def close(self) -> None:
         """Let segments that are being opened or sealed end that."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.settled()

@@ -11,8 +11,9 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 
+from flexkv_py.core.messages import BlockName
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.codec import HEADER_MAGIC, Header, parse_header
+from flexkv_tiers.codec import Header, may_be_header, parse_header
 from flexkv_tiers.codec.record import StoredCheck
 from flexkv_tiers.diskio import DiskFile, DiskIo
 from flexkv_tiers.ssd.format import MAP_BIT_PAGES, PAGE_BYTES, DeadMap, Entry, Layout
@@ -24,18 +25,21 @@ WINDOW_PAGES = 1024
 
 @dataclass(slots=True)
 class Scan:
-    """What lies in a segment: whole records in order, first pages of torn ones, windows that cannot be read."""
+    """What lies in a segment: whole records in order, torn ones by page, runs of pages that cannot be read.
+
+    Whose a torn record is, is None when its header is damaged.
+    """
 
     entries: list[Entry] = field(default_factory=list)
-    torn: list[int] = field(default_factory=list)
-    unreadable: int = 0
+    torn: dict[int, BlockName | None] = field(default_factory=dict)
+    unreadable: list[range] = field(default_factory=list)
     end: int = 0  # the first page behind everything that was found
 
 
 @dataclass(slots=True)
 class _Candidate:
     page: int
-    header: Header
+    header: Header | None  # None: it is damaged
     whole: bool | None  # None: it reaches beyond the window
 
 
@@ -50,7 +54,7 @@ async def scan(io: DiskIo, file: DiskFile, layout: Layout, salt: bytes, dead: De
                 job = partial(_look, memory, first, salt, dead)
                 candidates = await io.read(file, [memory], first * PAGE_BYTES, job)
             except TierFault:
-                found.unreadable += 1
+                found.unreadable.append(range(first, first + count))
                 continue
         for candidate in candidates:
             if candidate.page >= found.end:
@@ -65,17 +69,28 @@ def _look(memory: memoryview, first: int, salt: bytes, dead: DeadMap) -> list[_C
     while at < end:
         page = first + at // PAGE_BYTES
         step = PAGE_BYTES
-        if memory[at : at + len(HEADER_MAGIC)] == HEADER_MAGIC and not dead.is_dead(page):
+        raw = memory[at : at + PAGE_BYTES]
+        if may_be_header(raw, salt) and not dead.is_dead(page):
             try:
-                header = parse_header(memory[at : at + PAGE_BYTES], salt)
+                header = parse_header(raw, salt)
             except TierFault:
-                header = None
-            if header is not None:
+                if _is_damaged(raw):
+                    candidates.append(_Candidate(page, None, whole=False))
+            else:
                 whole = _is_whole(memory[at:], salt) if at + header.record_bytes <= end else None
                 candidates.append(_Candidate(page, header, whole))
                 step = header.record_bytes if whole else PAGE_BYTES
         at += step
     return candidates
+
+
+def _is_damaged(raw: memoryview) -> bool:
+    """Whether a page that looks like a header is none, not even of an earlier life."""
+    try:
+        parse_header(raw)
+    except TierFault:
+        return True
+    return False
 
 
 def _is_whole(raw: memoryview, salt: bytes) -> bool:
@@ -88,17 +103,20 @@ def _is_whole(raw: memoryview, salt: bytes) -> bool:
 
 async def _take(io: DiskIo, file: DiskFile, layout: Layout, candidate: _Candidate, found: Scan) -> None:
     page, header = candidate.page, candidate.header
-    pages = header.record_bytes // PAGE_BYTES
-    whole = candidate.whole
-    if whole is None:
-        whole = page + pages <= layout.trailer_page and await verify_on_disk(io, file, page * PAGE_BYTES, header)
-    if whole:
-        shape = header.raw_bytes
-        found.entries.append(Entry(page, pages, header.block, shape))
+    if header is not None and await _is_there(io, file, layout, candidate, header):
+        pages = header.record_bytes // PAGE_BYTES
+        found.entries.append(Entry(page, pages, header.block, header.raw_bytes))
         found.end = page + pages
     else:
-        found.torn.append(page)
-        found.end = max(found.end, page + MAP_BIT_PAGES)
+        found.torn[page] = header.block if header is not None else None
+        found.end = max(found.end, page + (MAP_BIT_PAGES if header is not None else 1))
+
+
+async def _is_there(io: DiskIo, file: DiskFile, layout: Layout, candidate: _Candidate, header: Header) -> bool:
+    if candidate.whole is not None:
+        return candidate.whole
+    end = candidate.page + header.record_bytes // PAGE_BYTES
+    return end <= layout.trailer_page and await verify_on_disk(io, file, candidate.page * PAGE_BYTES, header)
 
 
 async def verify_on_disk(io: DiskIo, file: DiskFile, offset: int, header: Header) -> bool:

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flexkv_tiers.ssd.format import PAGE_BYTES
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.health import Health
+from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.reclaim import Reclaimed
+from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 
 
 def status_of(
-    log: Log, directories: Sequence[Path], stripes: Sequence[Stripe], reclaimed: Reclaimed
+    log: Log, directories: Sequence[Path], stripes: Sequence[Stripe], reclaimed: Reclaimed, health: Health
 ) -> dict[str, object]:
     """Bytes, segments by state, what was written and rewritten, and each directory for itself."""
     budget = log.budget
     return {
+        "up": not health.down,
+        "down_because": health.because if health.down else "",
         "segment_bytes": log.layout.segment_bytes if log.layout else 0,
         "used_bytes": log.live_pages * PAGE_BYTES,
         "records": len(log.table) - log.table.count_damaged(),
@@ -31,7 +35,10 @@ def status_of(
         "records_let_go": reclaimed.let_go,
         "records_let_go_damaged": reclaimed.damaged,
         "records_let_go_unnamed": reclaimed.nameless,
-        "directories": [_of_directory(log, number, path, stripes) for number, path in enumerate(directories)],
+        "directories": [
+            {**_of_directory(log, number, path, stripes), "failing_because": health.failing(number)}
+            for number, path in enumerate(directories)
+        ],
     }
 
 

@@ -11,27 +11,35 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
-from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
-from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec
+from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec, codec_status
 from flexkv_tiers.diskio import DiskFuture, DiskIo, open_disk_io, settle
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
-from flexkv_tiers.ssd.log import Log, Placed, Segment
-from flexkv_tiers.ssd.opening import adopt_segments
+from flexkv_tiers.ssd.health import Health
+from flexkv_tiers.ssd.log import Log, Placed
+from flexkv_tiers.ssd.mender import Mender
+from flexkv_tiers.ssd.opening import adopt_segments, open_stripes
+from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import is_compressed, read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
-from flexkv_tiers.ssd.sizes import planned_usable_bytes, segment_bytes_for, target_segment_bytes
+from flexkv_tiers.ssd.segment import Segment
+from flexkv_tiers.ssd.sizes import (
+    check_capacity,
+    planned_usable_bytes,
+    segment_bytes_for,
+    target_segment_bytes,
+    whole_pages,
+)
 from flexkv_tiers.ssd.status import status_of
 from flexkv_tiers.ssd.stripe import Stripe
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
@@ -39,21 +47,16 @@ from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 DEPTH = 8
 """More than eight transfers in flight only add latency, measured with direct I/O."""
 AMPLIFICATION_MAX = 4.0
-RESERVE_BYTES_MAX = 1 << 30
-RESERVE_SHARE = 50
-"""Unless told otherwise, one part in so many of the file system stays free, at most RESERVE_BYTES_MAX."""
 PLACE_ATTEMPTS_MAX = 64
 """Others may take the room a writer waited for; after so many times the tier is called full."""
-PAUSE_S = 1.0
-"""A directory that failed a write is left alone for so long while others work."""
 
 
 class SsdStore:
     """Records in `directories`, never more than `capacity_bytes` of segment files.
 
     `segment_bytes` 0 chooses a size that fits the capacity and the first record. `reserve_bytes` of the
-    file system stay free; None chooses. `open_io` makes the I/O engine of a directory (None:
-    the best there is); it may raise OSError.
+    file system stay free; None chooses. `forget_missing` goes on without directories of the set that are not there.
+    `open_io` makes the I/O engine of a directory (None: the best there is); it may raise OSError.
     """
 
     tier = Tier.SSD
@@ -66,6 +69,7 @@ class SsdStore:
         *,
         listener: StoreListener | None = None,
         segment_bytes: int = 0,
+        forget_missing: bool = False,
         amplification_max: float = AMPLIFICATION_MAX,
         reserve_bytes: int | None = None,
         open_io: Callable[[Path], DiskIo] | None = None,
@@ -74,27 +78,25 @@ class SsdStore:
         self._codec = codec
         self._directories = [directory] if isinstance(directory, Path) else list(directory)
         self._share_bytes = capacity_bytes // len(self._directories)
-        if self._share_bytes < 4 * ALIGN_BYTES or (segment_bytes and self._share_bytes < 2 * segment_bytes):
-            raise FlexKVError(
-                ErrorCode.BAD_CONFIG,
-                f"the SSD capacity is {capacity_bytes} bytes for {len(self._directories)} directories, which holds no "
-                f"record: give each at least two segments ({segment_bytes or 'some blocks'} bytes each)",
-            )
+        check_capacity(capacity_bytes, len(self._directories), segment_bytes)
         self._capacity_bytes = capacity_bytes
-        self._segment_bytes = segment_bytes // ALIGN_BYTES * ALIGN_BYTES
+        self._segment_bytes = whole_pages(segment_bytes)
         self.usable_bytes = planned_usable_bytes(capacity_bytes, len(self._directories), segment_bytes)
         """What of the capacity live records may take: without spare segments, headers, maps and footers."""
         self._arena = arena
         self._listener = listener
+        self._forget_missing = forget_missing
         self._reserve_bytes = reserve_bytes
         self._open_io = open_io or partial(open_disk_io, engine="auto", depth=DEPTH, direct=True)
         self._budget = RewriteBudget(amplification_max, self.usable_bytes)
         self._log = Log(len(self._directories), self.usable_bytes, self._budget)
+        self._owed = Owed()
         self._stripes: list[Stripe] = []
         self._cleaners: list[Cleaner] = []
         self._roller = Roller(self._log, self._stripes, self._sealed, self._failed)
         self._moving: dict[int, DiskFuture[None]] = {}  # records that are being rewritten, by slot
-        self._paused_until_s = [0.0] * len(self._directories)
+        self._health = Health(len(self._directories), self._changed)
+        self._mender = Mender(self._log, self._stripes, self._owed, self._health, self._failed, self._sealed)
         self._census = Census()
         self._reclaimed = Reclaimed()
         self._faults: Counter[Fault] = Counter()
@@ -109,15 +111,14 @@ class SsdStore:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Take the directories and open their segments. Raises FlexKVError (locked, foreign, not writable, full)."""
+        """Take the directories and open their segments.
+
+        Raises FlexKVError (locked, foreign, missing or outdated, not writable, full).
+        """
         assert not self._stripes
-        for held in directories.acquire(self._directories):  # blocks: nothing else needs the loop yet
-            try:
-                io = self._open_io(held.directory)
-            except OSError as error:
-                raise directories.refusal(held.directory, error) from error
-            self._stripes.append(Stripe(held, io, self._reserve(held.directory)))
         try:
+            how = self._open_io, self._reserve_bytes, self._owed
+            open_stripes(self._stripes, self._directories, *how, forget_missing=self._forget_missing)
             await adopt_segments(self._log, self._stripes, self._share_bytes, self._segment_bytes, self._census)
             if self._log.layout is None and self._segment_bytes:
                 self._fix(self._segment_bytes)
@@ -129,12 +130,8 @@ class SsdStore:
         for number, stripe in enumerate(self._stripes):
             parts = self._roller, self._moving, self._reclaimed, self._lost, self._failed
             self._cleaners.append(Cleaner(number, self._log, stripe, *parts))
+            stripe.refused = self._mender.wake
         self._serving = True
-
-    def _reserve(self, directory: Path) -> int:
-        if self._reserve_bytes is not None:
-            return self._reserve_bytes
-        return min(RESERVE_BYTES_MAX, directories.file_system_bytes(directory) // RESERVE_SHARE)
 
     def _check_disks(self) -> None:
         """An empty tier must be able to hold something; one with segments serves those, full disk or not."""
@@ -159,8 +156,9 @@ class SsdStore:
                 await self._idle.wait()
             self._cleaners.clear()
             for number in range(len(self._stripes)):
-                self._roller.retire(number)  # a footer says more than a scan; the next life takes it away again
+                self._roller.retire_all(number)  # a footer says more than a scan; the next life takes one away again
             await self._roller.close()
+            await self._mender.close()
             for stripe in self._stripes:
                 await stripe.close()
             self._stripes.clear()
@@ -174,8 +172,9 @@ class SsdStore:
         return {
             "capacity_bytes": self._capacity_bytes,
             "usable_bytes": self.usable_bytes,
-            **status_of(self._log, self._directories, self._stripes, self._reclaimed),
-            "codec": self._codec.status() if self._codec else "none",
+            **status_of(self._log, self._directories, self._stripes, self._reclaimed, self._health),
+            "places_owed": len(self._owed),
+            "codec": codec_status(self._codec),
             "faults": {fault.value: self._faults[fault] for fault in Fault},
             "background_faults": {fault.value: count for fault, count in self._background_faults.items()},
             **{f"found_{name}" if name != "found" else name: count for name, count in self._census.as_dict().items()},
@@ -200,6 +199,8 @@ class SsdStore:
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
         """Write one record and return its location; it outlives this process. Raises TierFault IO, FULL or DOWN."""
         with self._moving_on():
+            if self._health.down:
+                raise TierFault(Fault.DOWN, self._health.because)
             if self._codec is None or not self._codec.compresses:
                 return await self._store(block, chunks, ChunksToWrite.plain(chunks))
             async with self._codec.encoded(block.namespace, chunks) as encoded:
@@ -237,7 +238,8 @@ class SsdStore:
         for _ in range(PLACE_ATTEMPTS_MAX):
             if not self._serving:
                 raise TierFault(Fault.DOWN, "the SSD tier was closed while a write waited for room")
-            number = self._log.choose_disk(shape, pages, self._paused())
+            asked_s = self._now_s()
+            number = self._log.choose_disk(shape, pages, self._health.paused(asked_s))
             active = self._log.disks[number].active
             if placed := self._log.place(number, block, shape, pages):
                 return placed
@@ -245,14 +247,14 @@ class SsdStore:
                 full = "no segment is free and none can be reclaimed"
                 opened = await self._roller.open_next(number, active, rewriting=False)
             except TierFault as fault:
-                self._pause(number, fault)
+                self._health.failed(number, fault, asked_s, self._now_s())
                 if fault.fault is not Fault.FULL:
                     raise
                 opened, full = False, fault.detail
             if opened:
                 continue
             if self._log.only_active(number):
-                self._roller.retire(number)  # the cleaner has no other to empty
+                self._roller.retire_all(number)  # the cleaner has no other to empty
             if not await self._cleaners[number].room():
                 raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
         raise TierFault(Fault.FULL, "others took the room every time some came free")
@@ -261,7 +263,7 @@ class SsdStore:
         self, placed: Placed, block: BlockName, chunks: Sequence[FrameSpan], encoded: ChunksToWrite
     ) -> int:
         segment, page = placed.segment, placed.entry.page
-        stripe = self._stripes[segment.disk]
+        stripe, asked_s = self._stripes[segment.disk], self._now_s()
         file, offset = stripe.files[segment.index], page * PAGE_BYTES
         try:
             parts = encoded, self._arena, self._codec
@@ -270,11 +272,11 @@ class SsdStore:
             self._log.abandon(placed)
             if isinstance(error, TierFault):
                 self._roller.write_failed(segment, error)
-                self._pause(segment.disk, error)
-            with suppress(TierFault):  # the first fault is the one to tell
-                await stripe.kill(segment, page)
+                self._health.failed(segment.disk, error, asked_s, self._now_s())
+            await settle(stripe.bury(segment, block, page))
             raise
         else:
+            self._health.wrote(segment.disk)
             return self._log.commit(placed)
         finally:
             self._roller.write_ended(segment)
@@ -318,17 +320,20 @@ class SsdStore:
         if not segment.readers and self._serving:
             self._cleaners[segment.disk].wake()
 
-    async def drop(self, block: BlockName, location: int) -> None:  # noqa: ARG002 - the location alone names a record
+    async def drop(self, block: BlockName, location: int) -> None:
         """Make a record unreadable, durably. Raises TierFault(IO): the drop may then be asked for again."""
         with self._moving_on():
             if self._recovering is not None:
                 await self._recovering  # a second copy of the record may lie in a segment not yet read
+                if not self._serving:
+                    raise TierFault(Fault.DOWN, "the SSD tier was closed before all of it was read")
             while (slot := self._log.table.slot(location)) is not None and slot in self._moving:
                 await self._moving[slot]
             if slot is None or self._log.table.has(slot, LEAVING):
                 return  # gone, or going
             self._log.table.mark(slot, LEAVING)
-            kills = [self._stripes[segment.disk].kill(segment, page) for segment, page in self._log.places(slot)]
+            places = [*self._log.places(slot), *self._owed.of(block)]
+            kills = [self._stripes[segment.disk].kill(segment, page) for segment, page in places]
             cancelled = [await settle(kill) for kill in kills]
             self._end_drop(location, [error for kill in kills if (error := kill.exception()) is not None])
             if any(cancelled):
@@ -348,15 +353,15 @@ class SsdStore:
 
     # --------------------------------------------------------------- the rest
 
-    def _paused(self) -> list[bool]:
-        """Directories that failed a moment ago; none when all did."""
-        now_s = asyncio.get_running_loop().time()
-        paused = [until_s > now_s for until_s in self._paused_until_s]
-        return [False] * len(paused) if all(paused) else paused
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
-    def _pause(self, number: int, fault: TierFault) -> None:
-        if fault.fault is Fault.IO:
-            self._paused_until_s[number] = asyncio.get_running_loop().time() + PAUSE_S
+    def _changed(self, up: bool, reason: str) -> None:
+        if self._listener is not None and self._serving:
+            self._listener.changed(up, reason)
+        if not up:
+            self._mender.wake()
 
     def _sealed(self, number: int) -> None:
         if self._serving:

@@ -10,14 +10,17 @@ import asyncio
 import errno
 import os
 import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from flexkv_py.core.messages import Fault
+from flexkv_py.core.messages import BlockName, Fault
 from flexkv_py.errors import ErrorCode
+from flexkv_tiers.background import Background, tell_bug
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import SALT_BYTES
-from flexkv_tiers.diskio import DiskFile, DiskFuture, DiskIo
+from flexkv_tiers.diskio import DiskFile, DiskFuture, DiskIo, nothing
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import (
     FREE,
@@ -28,22 +31,27 @@ from flexkv_tiers.ssd.format import (
     pack_footer,
     pack_segment_header,
 )
-from flexkv_tiers.ssd.log import Segment
+from flexkv_tiers.ssd.owed import WHOLE, Owed
+from flexkv_tiers.ssd.segment import Segment
+
+_OWNER = "the SSD tier"
 
 
 class Stripe:
     """A held directory. `files` has the file of every segment of it, by the segment's index in the log."""
 
-    def __init__(self, held: directories.Held, io: DiskIo, reserve_bytes: int) -> None:
+    def __init__(self, held: directories.Held, io: DiskIo, reserve_bytes: int, owed: Owed) -> None:
         self.held = held
         self.io = io
         self.files: dict[int, DiskFile] = {}
         self.rolling = asyncio.Lock()  # around opening a segment: one at a time
         self.cut = False  # the disk had no room for another segment when last asked
         self._reserve_bytes = reserve_bytes
-        self._drops: dict[int, list[tuple[int, DiskFuture[None]]]] = {}
-        """By segment, exactly those a map write of which runs: drops asked since it began."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.owed = owed  # of all directories
+        self.refused: Callable[[], None] = nothing  # hears when the disk did not take what is owed
+        self._drops: dict[int, list[tuple[set[int], DiskFuture[None]]]] = {}
+        """By segment, exactly those a map write of which runs: the map pages of drops asked since it began."""
+        self._background = Background(_OWNER)
 
     @property
     def directory(self) -> Path:
@@ -69,12 +77,12 @@ class Stripe:
         return file
 
     def _check_marker(self) -> None:
-        """A directory emptied underneath takes nothing new: no start would accept what is put there."""
-        if not (self.directory / directories.MARKER_NAME).exists():
+        """A directory emptied or replaced underneath takes nothing new: no start would accept what is put there."""
+        if not self.held.is_in_place():
             raise TierFault(
                 Fault.IO,
-                f"{self.directory} was emptied underneath the daemon, its {directories.MARKER_NAME} is gone: "
-                "empty it wholly and restart the daemon",
+                f"{self.directory} was emptied underneath the daemon, moved, or mounted over, its "
+                f"{directories.MARKER_NAME} is gone: put it back, or empty it wholly, and restart the daemon",
             )
 
     def _check_room(self, segment_bytes: int) -> None:
@@ -109,14 +117,56 @@ class Stripe:
 
     async def clear(self, segment: Segment, layout: Layout) -> None:
         """Say durably that a segment holds nothing: nobody will find its records again. Raises TierFault."""
+        said = list(segment.owed)
         if not self.files[segment.index].deleted:
             header = self._header(segment, layout, secrets.token_bytes(SALT_BYTES), FREE)
             await self._write(segment, 0, header, sync=True)
+        self.owed.settle(segment, said)
 
     async def seal(self, segment: Segment, layout: Layout, entries: list[Entry]) -> None:
         """Write footer and trailer, durably. Raises TierFault."""
-        first, raw = await self.io.run(partial(pack_footer, layout, segment.salt, entries))
+        is_clean = not segment.owed and not segment.map_writes  # else something may lie behind the last entry
+        first, raw = await self.io.run(partial(pack_footer, layout, segment.salt, entries, is_clean=is_clean))
         await self._write(segment, first, raw, sync=True)
+
+    async def discard(self, segment: Segment) -> None:
+        """Remove a segment's file, durably: what its maps should say nobody will ever read. Raises TierFault."""
+
+        def remove() -> None:
+            try:
+                self.files[segment.index].path.unlink(missing_ok=True)
+                directories.sync_directory(self.directory)
+            except OSError as error:
+                raise self._fault(error) from error
+
+        said = list(segment.owed)
+        await self.io.run(remove)
+        self.owed.settle(segment, said)
+
+    async def probe(self) -> None:
+        """Whether the directory takes writes: a page in a file of its own, made durable. Raises TierFault."""
+
+        def make() -> DiskFile:
+            self._check_marker()
+            try:
+                (self.directory / directories.PROBE_NAME).unlink(missing_ok=True)
+                return self.io.open(self.directory / directories.PROBE_NAME, create_bytes=PAGE_BYTES)
+            except OSError as error:
+                raise self._fault(error) from error
+
+        def remove() -> None:
+            file.close()
+            with suppress(OSError):
+                file.path.unlink()
+
+        file = await self.io.run(make)
+        try:
+            with self.io.pages(1) as memory:
+                memory[:] = bytes(PAGE_BYTES)
+                await self.io.write(file, [memory], 0)
+            await self.io.sync(file)
+        finally:
+            await self.io.run(remove)
 
     async def unseal(self, segment: Segment, layout: Layout) -> None:
         """Take the trailer away, durably, so that records can be added behind those of the footer. Raises TierFault."""
@@ -135,50 +185,74 @@ class Stripe:
 
     # ------------------------------------------------------------------ drops
 
-    def kill(self, segment: Segment, page: int) -> DiskFuture[None]:
-        """Mark the record at `page` as dropped; the future ends when that is durable.
+    def kill(self, segment: Segment, *pages: int) -> DiskFuture[None]:
+        """Mark the records at `pages` as dropped; the future ends when that is durable.
 
         All who ask while one write of the segment's maps runs share the next.
         """
         future: DiskFuture[None] = DiskFuture()
-        number = segment.dead.kill(page)
+        numbers = {segment.dead.kill(page) for page in pages}
         if self.files[segment.index].deleted:  # nobody will ever read that map
+            self.owed.settle(segment, list(segment.owed))
             future.set_result(None)
             return future
         segment.map_writes += 1
         waiting = self._drops.get(segment.index)
         if waiting is not None:
-            waiting.append((number, future))
+            waiting.append((numbers, future))
             return future
-        self._drops[segment.index] = [(number, future)]
-        task = asyncio.create_task(self._write_maps(segment))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._drops[segment.index] = [(numbers, future)]
+        self._background.spawn(self._write_maps(segment))
         return future
+
+    def bury(self, segment: Segment, block: BlockName | None, *pages: int) -> DiskFuture[None]:
+        """Mark places as dead where nobody shall find a record, of `block` if that is known.
+
+        A caller need not wait: what the disk does not take at once is owed.
+        """
+        self.owed.add(segment, pages, block)
+        future = self.kill(segment, *pages)
+        future.add_done_callback(self._buried)
+        return future
+
+    def owe_clearing(self, segment: Segment) -> None:
+        """The segment could not be cleared, and must be: nothing in it is to be found again."""
+        self.owed.add(segment, [WHOLE], None)
+        self.refused()
+
+    def _buried(self, future: asyncio.Future[None]) -> None:
+        if future.exception() is not None:
+            self.refused()
 
     async def _write_maps(self, segment: Segment) -> None:
         while group := self._drops[segment.index]:
             self._drops[segment.index] = []
+            error: Exception | None = None
             try:
-                for number in {number for number, _ in group}:
-                    page = 1 + 2 * number
-                    await self._write(segment, page, segment.dead.pack(number, segment.salt))
-                await self.io.sync(self.files[segment.index])
-            except TierFault as fault:
-                for _, future in group:
-                    future.set_exception(fault)
-            else:
-                for _, future in group:
-                    future.set_result(None)
+                await self._write_map_pages(segment, set().union(*(numbers for numbers, _ in group)))
+            except Exception as caught:  # whatever it is, everybody who waits is told
+                tell_bug(_OWNER, caught)
+                error = caught
             segment.map_writes -= len(group)
+            for _, future in group:
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
         del self._drops[segment.index]
+
+    async def _write_map_pages(self, segment: Segment, numbers: set[int]) -> None:
+        said = [page for page in segment.owed if page != WHOLE and segment.dead.map_number(page) in numbers]
+        for number in sorted(numbers):
+            await self._write(segment, 1 + 2 * number, segment.dead.pack(number, segment.salt))
+        await self.io.sync(self.files[segment.index])
+        self.owed.settle(segment, said)
 
     # -------------------------------------------------------------------- end
 
     async def close(self) -> None:
         """Let what runs end, close the files, release the lock."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._background.settled()
         await self.io.stop()
         for file in self.files.values():
             file.close()

@@ -1,7 +1,7 @@
 """Offline check of SSD directories: every byte of every record is read, and whatever is not whole is named.
 
-Takes the directory's lock, changes nothing in it. `flexkv verify` prints what comes out; a daemon that
-starts on the directory treats each finding as `recovery` says.
+Keeps daemons off the directory meanwhile, changes nothing in it and needs no right to. `flexkv verify` prints what
+comes out; a daemon that starts on the directory treats each finding as `recovery` says.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import parse_header
-from flexkv_tiers.diskio import open_disk_io
+from flexkv_tiers.diskio import open_disk_to_read
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, Layout
-from flexkv_tiers.ssd.log import Segment
 from flexkv_tiers.ssd.opening import Met, meet_segments
+from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.recovery import read_index
 from flexkv_tiers.ssd.scan import verify_on_disk
+from flexkv_tiers.ssd.segment import Segment
 from flexkv_tiers.ssd.stripe import Stripe
 
 DEPTH = 8
@@ -51,11 +52,14 @@ class SegmentReport:
 
 
 async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
-    """Check each segment of a directory, in order of number. Raises FlexKVError (locked, foreign, not there)."""
-    held = directories.acquire_existing(directory)
-    stripe = Stripe(held, open_disk_io(directory, "auto", DEPTH, direct=True), 0)
+    """Check each segment of a directory, in order of number.
+
+    Raises FlexKVError: DIRECTORY_LOCKED, DIRECTORY_FOREIGN, DIRECTORY_UNREADABLE.
+    """
+    stripe = Stripe(directories.hold_to_read(directory), open_disk_to_read(DEPTH), 0, Owed())
     try:
-        met = await meet_segments(stripe)
+        with directories.coded(directory, directories.unreadable):
+            met = await meet_segments(stripe)
         for index, each in enumerate(met):
             stripe.files[index] = each.file
         for index, each in enumerate(met):
@@ -92,7 +96,7 @@ async def _verify_segment(stripe: Stripe, index: int, met: Met) -> SegmentReport
         report.whole = len(found.scan.entries)
         report.whole_bytes = sum(entry.pages for entry in found.scan.entries) * PAGE_BYTES
         report.damaged["torn record"] += len(found.scan.torn)
-        report.damaged["unreadable"] += found.scan.unreadable
+        report.damaged["unreadable"] += len(found.scan.unreadable)
     report.damaged = +report.damaged  # only what there is
     return report
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from flexkv_tiers.ssd.format import PAGE_BYTES
-from flexkv_tiers.ssd.log import Log, Segment, SegmentState
+from flexkv_tiers.ssd.log import Log
+from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.table import DAMAGED, LEAVING, WAS_READ
 
 DEAD_SHARE_MIN = 4

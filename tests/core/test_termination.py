@@ -1,0 +1,135 @@
+"""Nobody asks, and the planner comes to rest: no two of its decisions undo each other, no wake-up is in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flexkv_py.core.blocks import CopyState
+from flexkv_py.core.messages import BlocksFound, Fault, FoundBlock, MoveKind, Outcome, StartMove, Tier, TierChanged
+from flexkv_py.core.state import WRITE_FAULTS_IN_ROW_MAX
+from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_py.keys import ROOT, BlockKey
+from tests.core.conftest import CHUNKS, NAMESPACE, Bench, chain
+
+RECORD_BYTES = ALIGN_BYTES + sum(CHUNKS)
+TIERS = (Tier.DRAM, Tier.SSD, Tier.S3)
+ROUNDS_MAX = 200
+NEXT_NS = 500_000
+
+
+def find(bench: Bench, keys: list[BlockKey], tier: Tier = Tier.SSD) -> None:
+    """The tier has these from an earlier life."""
+    found = [FoundBlock(key, parent, at) for at, (key, parent) in enumerate(zip(keys, (ROOT, *keys), strict=False))]
+    bench.post(BlocksFound(tier, NAMESPACE, 0, RECORD_BYTES, found, bench.now_ns))
+
+
+def rest(bench: Bench, s3_fault: Fault | None = None, until_ns: int = 0) -> int:
+    """End what runs and pass the time until nothing is due any more (or `until_ns`); how often that took an event."""
+    for rounds in range(ROUNDS_MAX):
+        due_ns = bench.planner.next_deadline_ns()
+        if bench.running:
+            for transfer, [move, *_] in list(bench.running.items()):
+                writes = isinstance(move, StartMove) and move.kind is MoveKind.DEMOTE and move.tier is Tier.S3
+                bench.finish(transfer, s3_fault if writes else None)
+        elif due_ns is None or 0 < until_ns < due_ns:
+            return rounds
+        else:
+            bench.now_ns = max(due_ns, bench.now_ns + NEXT_NS)
+            bench.tick()
+    raise AssertionError(f"no rest after {ROUNDS_MAX} rounds")
+
+
+def test_writes_into_a_full_tier_come_to_an_end(benches: Any) -> None:
+    """DRAM and SSD want to write into an S3 with room for one block: each block is written there once, not for ever."""
+    bench = benches(
+        tiers=TIERS, dram_segments=4, ssd_bytes=2 * RECORD_BYTES, s3_bytes=RECORD_BYTES, ssd_clean_ahead=0.5,
+        dram_clean_ahead=0.0,
+    )  # fmt: skip
+    find(bench, chain(2, "old"))
+    written = []
+    before = bench.post
+
+    def post(event: Any) -> Any:
+        out = before(event)
+        written.extend(one.block.key for one in out if isinstance(one, StartMove) and one.kind is MoveKind.DEMOTE)
+        return out
+
+    bench.post = post
+    for branch in "abc":
+        bench.save(chain(4, branch))
+    rest(bench)
+    assert len(written) == len(set(written))
+
+
+def test_a_copy_whose_record_made_room_stays_ready_to_go(benches: Any) -> None:
+    """It had its turn below: it goes unwritten when DRAM needs the room, and is served from there until then."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), dram_segments=4, ssd_bytes=2 * RECORD_BYTES, dram_clean_ahead=0.0)
+    [first], [second] = chain(1, "first"), chain(1, "second")
+    bench.save([first], ack=Tier.SSD)
+    bench.settle()
+    assert bench.copy(first, Tier.DRAM) is not None
+    bench.save([second], ack=Tier.SSD)
+    bench.settle()
+    assert bench.copy(second, Tier.SSD).state is CopyState.READY
+    assert bench.copy(first, Tier.SSD) is None
+    assert bench.copy(first, Tier.DRAM).queue is bench.planner.state.dram.reclaimable
+    used = bench.load([first])
+    bench.settle()
+    assert bench.outcomes(used) == [Outcome.LOADED]
+    assert bench.copy(first, Tier.DRAM).queue is not bench.planner.state.dram.reclaimable
+
+
+def test_a_leased_block_keeps_the_record_its_copy_counts_on(benches: Any) -> None:
+    """A record is not evicted for room while it is all a leased block would be left with."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), dram_segments=4, ssd_bytes=2 * RECORD_BYTES, dram_clean_ahead=0.0)
+    [first], [second] = chain(1, "first"), chain(1, "second")
+    bench.save([first], ack=Tier.SSD)
+    bench.settle()
+    bench.match([first], hold_ns=1 << 40)
+    bench.save([second], ack=Tier.SSD)
+    bench.settle()
+    assert bench.copy(first, Tier.SSD).state is CopyState.READY
+    assert bench.copy(second, Tier.SSD) is None
+
+
+def test_an_ssd_that_is_down_is_left_alone(benches: Any) -> None:
+    """Nothing is staged from an SSD that cannot be read: each block would be refused at once and set aside again."""
+    bench = benches(tiers=TIERS, dram_segments=4, ssd_bytes=8 * RECORD_BYTES, ssd_clean_ahead=0.5)
+    bench.post(TierChanged(Tier.SSD, False, "unplugged", bench.now_ns))
+    find(bench, chain(7))
+    assert rest(bench) == 0
+    assert ("not_staged", "s3") not in bench.planner.counters
+
+
+def test_nothing_is_set_aside_for_an_s3_that_is_full(benches: Any) -> None:
+    """After a write that found no room the SSD waits for the pause to end, and does not offer block after block."""
+    bench = benches(tiers=TIERS, dram_segments=16, ssd_bytes=8 * RECORD_BYTES, ssd_clean_ahead=0.5)
+    s3 = bench.planner.state.levels[Tier.S3]
+    find(bench, chain(16, "other"), Tier.S3)
+    bench.match(chain(16, "other"), hold_ns=1 << 40)
+    find(bench, chain(7))
+    rest(bench, Fault.FULL, until_ns=NEXT_NS)
+    assert s3.full
+    refused = bench.planner.counters["not_staged", "s3"]
+    assert rest(bench, Fault.FULL, until_ns=s3.pause_until_ns - 1) == 0
+    assert bench.planner.counters["not_staged", "s3"] == refused
+
+
+def test_staging_tries_a_failing_s3_after_each_pause(benches: Any) -> None:
+    """With an SSD between, nothing else is written to S3: staging itself finds out that it works again."""
+    bench = benches(
+        tiers=TIERS, dram_segments=16, ssd_bytes=8 * RECORD_BYTES, ssd_clean_ahead=0.9, demotions_in_flight_max=1
+    )
+    find(bench, chain(7))
+    s3 = bench.planner.state.levels[Tier.S3]
+    for _ in range(WRITE_FAULTS_IN_ROW_MAX):
+        rest(bench, Fault.LATE, until_ns=bench.now_ns + NEXT_NS)
+        bench.now_ns = s3.pause_until_ns
+        bench.tick()
+    assert s3.failing
+    rest(bench)
+    for key in chain(7):
+        bench.load([key])
+    rest(bench)
+    assert not s3.failing
+    assert bench.planner.counters["demotions", "s3"] > 0

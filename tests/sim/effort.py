@@ -1,0 +1,163 @@
+"""How much the planner may still do before somebody asks for more: a measure that falls with every write.
+
+Moves between tiers can undo each other: a record is written and pushes out another, whose copy above must then be
+written again, and so on. No single decision shows that, and no order of touches may cause it. So every state has a
+*potential*, the sum of the table below. What comes from outside (a request, a fault, a tier that comes or goes) may
+raise it. Nothing else may, and each write takes at least one off. So writes are bounded by what was asked for; and so
+are drops, which need a record each, and promotions for staging, of which each that comes to nothing follows a write.
+
+| what | weighs | for |
+|---|---|---|
+| a DRAM copy | 2 | a write below, and the SSD record that comes of it |
+| an SSD record | 1 | a write to S3. Its block is promoted for that, and that DRAM copy weighs nothing |
+| either, if it stands ready to go because of a record below | 0 | it need not be written again (`_had_their_turn`) |
+| a block that a request wants below | 5, and 2 for a DRAM copy to be made | its write; 1 once that runs |
+| a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |
+| a block a flush has not looked at | 7 | a demand |
+
+Besides, nothing is set aside for S3 only to be refused, and no wake-up that the planner asks for is in vain.
+`World` tells this of every event; `plants` has the bugs that it is to find.
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core.blocks import Copy, CopyState
+from flexkv_py.core.messages import (
+    ChunkLanded,
+    Event,
+    Instruction,
+    MoveKind,
+    StartMove,
+    Tier,
+    TimePassed,
+    TransfersFinished,
+)
+from flexkv_py.core.placement import is_below
+from flexkv_py.core.planner import Planner
+from flexkv_py.core.state import State
+from flexkv_py.core.transfers import Transfer, TransferKind, WaitFor
+from tests.invariants import live_demands
+from tests.sim.violation import Violation
+
+WEIGHT_DRAM, WEIGHT_SSD, WEIGHT_DEMAND, WEIGHT_WRITTEN, WEIGHT_KEY = 2, 1, 5, 1, 8
+SLICE_MIN = 16
+"""The smallest number of things one event gets through, of what is done in slices."""
+WAKES_MIN = 4
+SLACK_PER_DEMAND = 3
+"""A block on its way to one tier may meanwhile be written to another, or be pushed out of DRAM and promoted again."""
+
+
+class Effort:
+    """What one life of the planner may still do."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self._potential = 0
+        self._refused = 0  # staged blocks that did not reach S3
+        self._slack = 0  # by how much the potential may yet grow before the next event from outside
+        self._refusals_left = 0  # of blocks that are set aside for S3 by then
+        self._wakes = 0  # in a row, asked for at once, that led to nothing
+
+    def note(self, event: Event, instructions: list[Instruction], *, at_once: bool) -> None:
+        """After the planner has handled an event; `at_once` when it had asked to be woken now. Raises Violation."""
+        state = self._planner.state
+        writes = [move for move in instructions if type(move) is StartMove and move.kind is MoveKind.DEMOTE]
+        potential, refused = potential_of(state), state.counters.get(("not_staged", "s3"), 0)
+        grown, turned_away = potential + len(writes) - self._potential, refused - self._refused
+        self._potential, self._refused = potential, refused
+        if not _is_inside(event):
+            self._slack = SLACK_PER_DEMAND * _demanded(state)
+            self._refusals_left = sum(want.staged is not None for want in live_demands(state))
+        else:
+            self._slack -= max(0, grown)
+            self._refusals_left -= turned_away
+        if self._slack < 0:
+            block = writes[0].block if writes else None
+            raise Violation(f"the planner spins: nobody asked, and it has {grown} more to do than before", block)
+        if self._refusals_left < 0:
+            raise Violation(f"the planner spins: {turned_away} blocks were set aside for S3 only to be refused")
+        self._count_wakes(event, instructions, at_once)
+
+    def _count_wakes(self, event: Event, instructions: list[Instruction], at_once: bool) -> None:
+        if type(event) is ChunkLanded:
+            return
+        self._wakes = self._wakes + 1 if type(event) is TimePassed and at_once and not instructions else 0
+        if self._wakes > WAKES_MIN + _slices(self._planner.state):
+            raise Violation(f"the planner spins: it woke {self._wakes} times in a row, and did nothing")
+
+
+def _demanded(state: State) -> int:
+    """Blocks that requests want, or will want, in a lower tier."""
+    saves = sum(ticket.open for ticket in state.tickets.values() if ticket.ack is not Tier.DRAM)
+    return saves + sum(flush.out + len(flush.left) for flush in state.flushes.values())
+
+
+def _is_inside(event: Event) -> bool:
+    """Whether an event only tells the planner that time passed, or that what it ordered has been done."""
+    if type(event) is TransfersFinished:
+        return all(result.fault is None for result in event.results)
+    return type(event) in (TimePassed, ChunkLanded)
+
+
+def potential_of(state: State) -> int:
+    """See the table above."""
+    paid = {row.copy for row in state.transfers.values() if _pays(row)}
+    begun = {  # demands whose own writes run
+        waiter.demand
+        for copy, waiters in state.waiters.items()
+        for waiter in waiters
+        if waiter.demand is not None and waiter.demand.tier is copy.tier
+    }
+    total = 0
+    for want in live_demands(state):
+        dram, target = want.block.dram, want.block.copy_in(want.tier)
+        if want.staged is None:
+            promoted = dram is None and (target is None or target.state is not CopyState.READY)
+            total += WEIGHT_WRITTEN if want in begun else WEIGHT_DEMAND + WEIGHT_DRAM * promoted
+        elif want in begun:
+            paid.add(want.staged)
+        elif dram is not None and not dram.readers:
+            paid.add(dram)
+    for index in [*state.indexes.values(), *(index for reset in state.resets for index in reset.indexes)]:
+        for block in index.blocks.values():
+            total += _weight(state, block.dram, WEIGHT_DRAM, paid) + _weight(state, block.ssd, WEIGHT_SSD, paid)
+    return total + _asked(state)
+
+
+def _pays(row: Transfer) -> bool:
+    """Whether a copy will stand ready to go once its write has ended; not if the record is known to be lost by then."""
+    if row.kind is not TransferKind.DEMOTE or row.other is None or row.other.location < 0:
+        return False
+    return row.copy.readers == 1 and row.block.uses == row.uses
+
+
+def _asked(state: State) -> int:
+    """What requests still wait for."""
+    waiting = [*state.room_loads, *state.room_prefetches, *state.room_saves]
+    waiting += [
+        (waiter.ticket, waiter.position)
+        for waiters in state.waiters.values()
+        for waiter in waiters
+        if waiter.wait is WaitFor.PRESENT and waiter.ticket is not None
+    ]
+    total = WEIGHT_KEY * sum(not ticket.over and ticket.outcomes[position] is None for ticket, position in waiting)
+    for row in state.transfers.values():
+        if row.kind is TransferKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
+            total += WEIGHT_DEMAND
+    return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
+
+
+def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> int:
+    if copy is None or copy.state is CopyState.DROPPED or copy in paid:
+        return 0
+    block = copy.block
+    paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
+    return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
+
+
+def _slices(state: State) -> int:
+    """How many events it may take to get through what is done in slices."""
+    things = len(state.relink) + sum(len(waiting) for waiting in state.demands.values())
+    things += sum(len(reset.left) for reset in state.resets)
+    things += sum(len(level.undropped) for level in state.levels.values())
+    return things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())  # one at a time, at worst

@@ -1,0 +1,128 @@
+"""A server that takes connections and says nothing: noticed early, told to all who wait, not mistaken for slow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from flexkv_py.core.messages import Fault
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.s3 import S3Store
+from flexkv_tiers.s3.health import Silence
+from tests.s3proxy import FaultProxy, Faults
+from tests.tiers.contract import assert_readable, block, fault_of_read
+from tests.tiers.s3_backing import Heard, patient, shared_server
+
+RECORD = (64 * 1024,) * 2
+SILENCE_S = 1.0
+READS = 12
+"""More than there are connections."""
+
+
+def run(config, frames, scene):
+    heard = Heard()
+
+    async def life():
+        store = S3Store(config, frames.arena, heard)
+        try:
+            await store.start()
+            await scene(store)
+        finally:
+            await store.close()
+
+    asyncio.run(life())
+    return heard.changes
+
+
+async def until_well(store, frames):
+    """The block is read again, by itself."""
+    end = time.monotonic() + 30
+    while await fault_or_none(store, frames) is not None:
+        assert time.monotonic() < end, store.status()
+        await asyncio.sleep(0.05)
+
+
+async def fault_or_none(store, frames):
+    frames.rewind()
+    try:
+        await assert_readable(store, frames, block(1), 0, RECORD)
+    except TierFault as fault:
+        return fault
+    return None
+
+
+@pytest.fixture(scope="module")
+def proxy():
+    with FaultProxy(shared_server().endpoint_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def config(tmp_path, proxy):
+    """The timeouts of the default configuration."""
+    proxy.set(Faults())
+    return replace(patient(tmp_path.name), endpoint_url=proxy.endpoint_url, silence_s=SILENCE_S, pack_bytes=0)
+
+
+def test_a_frozen_server_is_told_to_everybody_long_before_the_timeouts(frames, config, proxy):
+    """SIGSTOP of what answers, under default timeouts: all reads fail as DOWN, later ones at once; then it is back."""
+
+    async def scene(store):
+        await store.write(block(1), frames.fill(block(1), RECORD))
+        begun = time.monotonic()
+        proxy.suspend()
+        try:
+            faults = await asyncio.gather(*(fault_of_read(store, frames, block(1), 0, RECORD) for _ in range(READS)))
+            assert time.monotonic() - begun < config.read_timeout_s
+            assert set(faults) == {Fault.DOWN}
+            assert store.status()["failed_silent"] == 1
+            begun = time.monotonic()
+            with pytest.raises(TierFault, match=r"said nothing .*s3\.silence_s"):
+                await assert_readable(store, frames, block(1), 0, RECORD)
+            assert time.monotonic() - begun < SILENCE_S
+        finally:
+            proxy.resume()
+        await until_well(store, frames)
+
+    assert run(config, frames, scene)[:2] == [False, True]
+
+
+def test_a_slow_answer_beside_a_living_server_is_waited_for(frames, config, proxy):
+    """Uploads that take many times the silence: the server answers when asked, so none is cut, and it is not down."""
+
+    async def scene(store):
+        proxy.set(Faults(methods=["PUT"], delay_s=3 * SILENCE_S))
+        await asyncio.gather(*(store.write(block(each), frames.fill(block(each), RECORD)) for each in range(3)))
+        proxy.set(Faults())
+        await assert_readable(store, frames, block(2), 0, RECORD)
+        assert store.status()["retries"] == 0
+
+    assert run(config, frames, scene) == []
+
+
+def test_what_is_odd_grows_with_the_silences_of_late():
+    """Twice the longest silence that an answer ended, within limits; many quick answers forget it; a pause is none."""
+    silence = Silence(1.0, 10.0)
+    assert silence.odd_at_s is None
+    silence.begin(100.0)
+    assert silence.odd_at_s == 101.0
+    silence.hear(103.0)
+    assert silence.odd_at_s == 103.0 + 6.0
+    silence.hear(110.0)
+    assert silence.limit_s == 10.0
+    for _ in range(400):
+        silence.hear(110.0)
+    assert silence.limit_s == 1.0
+    silence.hear(400.0, late=True)
+    assert silence.limit_s == 1.0
+    silence.end()
+    silence.begin(500.0)
+    silence.begin(500.5)
+    assert silence.odd_at_s == 501.0
+    silence.end()
+    assert silence.odd_at_s == 501.0
+    silence.end()
+    assert silence.odd_at_s is None

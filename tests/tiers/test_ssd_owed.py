@@ -1,0 +1,165 @@
+"""What an SSD disk would not do, and what no later life may find because of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from flexkv_py.core.messages import BlockName, Fault
+from flexkv_tiers.base import TierFault
+from flexkv_tiers.diskio import DiskIo, open_disk_io
+from flexkv_tiers.diskio.faulty import WELL, DiskFaultPlan, DiskOperation, DiskTrouble, DiskVerdict, FaultyIo
+from flexkv_tiers.ssd import SsdStore
+from tests.tiers.contract import KIB, Frames, block, opened, places_of
+
+LENGTHS = (12 * KIB, 8 * KIB)
+SEGMENT_BYTES = 256 * KIB
+ERROR = DiskVerdict(DiskTrouble.ERROR)
+ALWAYS = {DiskOperation.SYNC: {DiskTrouble.ERROR: 1.0}}
+OTHERS = [block(number) for number in range(1, 4)]
+SETTLED_S_MAX = 10.0
+
+
+class Life:
+    """One life of a store in `directories`, each on a disk that fails as its plan says."""
+
+    def __init__(self, directories: list[Path], frames: Frames) -> None:
+        frames.rewind()
+        self._frames = frames
+        self.plans = {place: DiskFaultPlan() for place in directories}
+        self.disks: list[FaultyIo] = []
+        options = {"segment_bytes": SEGMENT_BYTES, "reserve_bytes": 0, "open_io": self._open_io}
+        self.store = SsdStore(directories, 8 * SEGMENT_BYTES * len(directories), frames.arena, **options)
+
+    def _open_io(self, place: Path) -> DiskIo:
+        self.disks.append(FaultyIo(open_disk_io(place, "threads", 2, direct=True), self.plans[place]))
+        return self.disks[-1]
+
+    async def write(self, name: BlockName) -> int:
+        return await self.store.write(name, self._frames.fill(name, LENGTHS))
+
+    async def found(self) -> set[BlockName]:
+        return set(places_of([batch async for batch in self.store.found()]))
+
+    async def settled(self) -> None:
+        """The disk has done what it was told."""
+        end = asyncio.get_running_loop().time() + SETTLED_S_MAX
+        owed = self.store.status()["places_owed"]
+        while owed and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.01)
+            owed = self.store.status()["places_owed"]
+        assert not owed
+
+    async def cut(self) -> None:
+        """The power fails, and the disk keeps all it was given."""
+        for disk in self.disks:
+            await disk.crash(1.0)
+
+
+def live(directories: list[Path], frames: Frames, scene: Callable[[Life], Awaitable[None]]) -> None:
+    async def run() -> None:
+        life = Life(directories, frames)
+        async with opened(life.store):
+            await scene(life)
+
+    asyncio.run(run())
+
+
+async def finds_only_others(life: Life) -> None:
+    assert await life.found() == set(OTHERS)
+
+
+def test_what_one_start_could_not_read_no_later_one_finds(tmp_path: Path, frames: Frames) -> None:
+    """A scan meets EIO: what it misses is a miss for good, or a drop of what is saved anew would bring it back."""
+
+    async def first(life: Life) -> None:
+        await life.write(block(9))
+        await life.write(block(0))
+        await life.cut()
+
+    async def second(life: Life) -> None:
+        assert await life.found() == set()
+        assert life.store.status()["found_unreadable"] == 1
+        location = await life.write(block(0))
+        await life.store.drop(block(0), location)
+        await life.cut()
+
+    async def third(life: Life) -> None:
+        assert await life.found() == set()
+
+    live([tmp_path], frames, first)
+
+    async def start_second() -> None:
+        life = Life([tmp_path], frames)
+        reads_before_the_scan = [WELL] * 3  # the segment's header, its maps, its trailer
+        life.plans[tmp_path].script(DiskOperation.READ, *reads_before_the_scan, ERROR)
+        async with opened(life.store):
+            await second(life)
+
+    asyncio.run(start_second())
+    live([tmp_path], frames, third)
+
+
+def test_a_failed_write_is_marked_dead_as_soon_as_the_disk_lets_us(tmp_path: Path, frames: Frames) -> None:
+    """A record is whole, but not its sync, and its mark fails: that is asked again, and a restart finds nothing."""
+
+    async def first(life: Life) -> None:
+        life.plans[tmp_path].script(DiskOperation.SYNC, ERROR)
+        life.plans[tmp_path].script(DiskOperation.WRITE, WELL, WELL, ERROR)  # segment, record, mark
+        with pytest.raises(TierFault):
+            await life.write(block(0))
+        assert life.store.status()["places_owed"] == 1
+        await life.settled()
+        await life.cut()
+
+    async def second(life: Life) -> None:
+        assert await life.found() == set()
+
+    live([tmp_path], frames, first)
+    live([tmp_path], frames, second)
+
+
+def test_a_drop_waits_for_the_places_its_block_is_owed_at(tmp_path: Path, frames: Frames) -> None:
+    """A block saved well after a write of it had failed elsewhere is not dropped while that other place is owed."""
+    directories = [tmp_path / str(number) for number in range(2)]
+
+    async def first(life: Life) -> None:
+        for name in OTHERS:
+            await life.write(name)
+        for ill in directories:  # the next write goes to one of them, the one after that to the other
+            life.plans[ill].rates = ALWAYS
+        with pytest.raises(TierFault):
+            await life.write(block(0))
+        [ill] = {segment.disk for segment in life.store._owed.segments}
+        life.plans[directories[1 - ill]].rates = {}
+        location = await life.write(block(0))
+        with pytest.raises(TierFault) as refused:
+            await life.store.drop(block(0), location)
+        assert refused.value.fault is Fault.IO
+        life.plans[directories[ill]].rates = {}
+        await life.store.drop(block(0), location)
+        await life.cut()
+
+    live(directories, frames, first)
+    live(directories, frames, finds_only_others)
+
+
+def test_a_disk_that_refuses_to_the_end_loses_the_segment(tmp_path: Path, frames: Frames) -> None:
+    """What could not be marked dead before the store closes is gone with its file: nothing dropped comes back."""
+
+    async def first(life: Life) -> None:
+        await life.write(block(5))
+        life.plans[tmp_path].rates = ALWAYS
+        with pytest.raises(TierFault):
+            await life.write(block(0))
+
+    async def second(life: Life) -> None:
+        assert await life.found() == set()
+        life.plans[tmp_path].rates = {}
+        await life.write(block(0))
+
+    live([tmp_path], frames, first)
+    live([tmp_path], frames, second)
