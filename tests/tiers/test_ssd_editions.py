@@ -81,9 +81,8 @@ def test_dropped_rows_are_left_out_at_once():
 def test_a_footer_whose_entries_cannot_be_right_is_corrupt(at, wrong):
     """An entry in another's pages, too short, of a shape or group that is not there, or behind the records' end."""
     layout, salt, row = Layout(32 * PAGE_BYTES), bytes(8), 32 + NAMESPACE_BYTES + 4 + 8 + 3 * ENTRY.itemsize
-    _, raw = pack_footer(
-        layout, salt, list(footer(*(((ONE, 0), bytes([number]) * 16) for number in range(4))).entries())
-    )
+    entries = list(footer(*(((ONE, 0), bytes([number]) * 16) for number in range(4))).entries())
+    _, raw = pack_footer(layout, salt, entries, is_clean=True)
     trailer = parse_trailer(raw[-PAGE_BYTES:], layout, salt)
     page = bytearray(raw[:PAGE_BYTES])
     assert len(parse_footer(page, trailer, layout, salt).rows) == 4
