@@ -51,6 +51,7 @@ def _check_chains(state: State, index: Index) -> None:
         if not state.relink and not index.closed:
             linked = block.ready and (block.parent == ROOT or (parent is not None and parent.linked))
             assert block.linked == linked, f"{key.hex()}: linked is {block.linked}"
+    assert all(index.blocks.get(block.key) is block for block in index.rules)
     for parent_key, children in index.awaiting.items():
         assert parent_key not in index.blocks
         assert all(child.parent == parent_key for child in children_of(children))

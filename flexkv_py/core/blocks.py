@@ -8,8 +8,10 @@ A block exists while it has a copy in any tier, whatever that copy's state:
 `present` is a mask of chunks whose bytes are there and verified; the other chunks of a FILLING copy
 are being filled. Only DRAM may hold part of a block; copies on SSD and S3 are whole.
 
-There are a million of these, so they are slotted, a DRAM place is packed bytes instead of a tuple of
-int objects, and list links live in the copy itself. Nothing here decides anything.
+There are a million of these, and eight bytes more in each are sixteen: so they are slotted, what is the
+same for all copies of a tier is its class's, what few blocks have is kept beside them by the index, a
+DRAM place is packed bytes instead of a tuple of int objects, and list links live in the copy itself.
+Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import struct
 from enum import Enum
 from functools import lru_cache
+from typing import ClassVar
 
 from flexkv_py.core.frames import FRAME_NUMBER_BYTES
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
@@ -32,6 +35,10 @@ class CopyState(Enum):
     DROPPED = 3
 
 
+_DRAM, _SSD, _READY = Tier.DRAM, Tier.SSD, CopyState.READY
+"""Python 3.11 takes 0.1 µs to find a member in its class, and a match asks for thousands."""
+
+
 class Rule(Enum):
     """May a block be written below DRAM?"""
 
@@ -44,16 +51,13 @@ class Rule(Enum):
 class Copy:
     """One block in one tier. A reader pins the whole copy."""
 
-    __slots__ = ("block", "mark", "newer", "older", "place", "present", "queue", "readers", "state", "tier")
+    __slots__ = ("block", "mark", "newer", "older", "place", "queue", "readers", "state")
+    tier: ClassVar[Tier]
 
-    def __init__(
-        self, block: Block, tier: Tier, place: bytes | int, state: CopyState = CopyState.FILLING, present: int = 0
-    ) -> None:
+    def __init__(self, block: Block, place: bytes | int, state: CopyState = CopyState.FILLING) -> None:
         self.block = block
-        self.tier = tier
         self.place = place  # DRAM: frames, packed u32; below: the tier's own location
         self.state = state
-        self.present = present
         self.readers = 0
         self.mark = 0  # its policy's own
         self.queue: CopyList | None = None  # READY and unpinned copies stand in exactly one list
@@ -75,6 +79,35 @@ class Copy:
     def __repr__(self) -> str:
         key = self.block.key.hex()[:8]
         return f"<{key}@{self.tier.name} {self.state.name} readers={self.readers}>"
+
+
+class DramCopy(Copy):
+    """The one kind of copy that may be there in part."""
+
+    __slots__ = ("present",)
+    tier = Tier.DRAM
+
+    def __init__(self, block: Block, frames: bytes) -> None:
+        super().__init__(block, frames)
+        self.present = 0  # mask of chunks
+
+
+class SsdCopy(Copy):
+    """A record of the SSD tier."""
+
+    __slots__ = ()
+    tier = Tier.SSD
+
+
+class S3Copy(Copy):
+    """A record of the S3 tier."""
+
+    __slots__ = ()
+    tier = Tier.S3
+
+
+RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
+"""What a copy in a tier below DRAM is."""
 
 
 @lru_cache(maxsize=64)
@@ -141,30 +174,42 @@ class CopyList:
 class Block:
     """One key of one index, with its copies and its place in the chain."""
 
-    __slots__ = ("children", "dram", "holds", "index", "key", "linked", "parent", "rule", "s3", "ssd", "uses")
+    __slots__ = ("children", "dram", "holds", "index", "key", "linked", "parent", "s3", "ssd", "uses")
 
     def __init__(self, key: BlockKey, parent: BlockKey, index: Index) -> None:
         self.key = key
         self.parent = parent
         self.index = index
-        self.dram: Copy | None = None
+        self.dram: DramCopy | None = None
         self.ssd: Copy | None = None
         self.s3: Copy | None = None
         self.children: Block | dict[Block, None] | None = None  # mostly one: then no dict is paid for
         self.linked = False  # READY somewhere, and so is every ancestor: this block may be matched
         self.holds = 0  # leases and demands that need the block, in whatever tier
-        self.rule = Rule.ADMISSION  # what the save's hints said
         self.uses = 0  # saved, loaded or met again: what admission counts
 
+    @property
+    def rule(self) -> Rule:
+        """What the save's hints said."""
+        return self.index.rules.get(self, Rule.ADMISSION)
+
+    @rule.setter
+    def rule(self, rule: Rule) -> None:
+        if rule is not Rule.ADMISSION:
+            self.index.rules[self] = rule
+        elif self.index.rules:
+            self.index.rules.pop(self, None)
+
     def copy_in(self, tier: Tier) -> Copy | None:
-        if tier is Tier.DRAM:
+        if tier is _DRAM:
             return self.dram
-        return self.ssd if tier is Tier.SSD else self.s3
+        return self.ssd if tier is _SSD else self.s3
 
     def set_copy(self, tier: Tier, copy: Copy | None) -> None:
-        if tier is Tier.DRAM:
+        if tier is _DRAM:
+            assert copy is None or isinstance(copy, DramCopy)
             self.dram = copy
-        elif tier is Tier.SSD:
+        elif tier is _SSD:
             self.ssd = copy
         else:
             assert tier is Tier.S3
@@ -179,9 +224,9 @@ class Block:
         """Some tier holds the whole block, verified."""
         dram, ssd, s3 = self.dram, self.ssd, self.s3
         return (
-            (dram is not None and dram.state is CopyState.READY)
-            or (ssd is not None and ssd.state is CopyState.READY)
-            or (s3 is not None and s3.state is CopyState.READY)
+            (dram is not None and dram.state is _READY)
+            or (ssd is not None and ssd.state is _READY)
+            or (s3 is not None and s3.state is _READY)
         )
 
     @property
@@ -206,6 +251,7 @@ class Index:
         self.record_bytes = 0  # one size for all records of an index; 0 until known
         self.blocks: dict[BlockKey, Block] = {}
         self.awaiting: dict[BlockKey, Block | dict[Block, None]] = {}
+        self.rules: dict[Block, Rule] = {}  # exactly the blocks whose rule is not ADMISSION
         self.closed = False  # reset: every copy goes as soon as nothing reads it
 
     def introduce(self, spec: NamespaceSpec) -> None:
@@ -223,9 +269,11 @@ class Index:
         parent_block = self.blocks.get(parent)
         block = Block(key, parent if parent_block is None else parent_block.key, self)
         self.blocks[key] = block
-        block.children = self.awaiting.pop(key, None)
+        if self.awaiting:
+            block.children = self.awaiting.pop(key, None)
         if parent_block is not None:
-            parent_block.children = _with_child(parent_block.children, block)
+            children = parent_block.children
+            parent_block.children = block if children is None else _with_child(children, block)
         elif parent != ROOT:
             self.awaiting[parent] = _with_child(self.awaiting.get(parent), block)
         return block
@@ -236,6 +284,7 @@ class Index:
         assert block.ssd is None
         assert block.s3 is None
         del self.blocks[block.key]
+        self.rules.pop(block, None)
         if block.children is not None:
             self.awaiting[block.key] = block.children
             block.children = None

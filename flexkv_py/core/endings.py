@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Copy, CopyState
+from flexkv_py.core.blocks import Copy, CopyState, DramCopy
 from flexkv_py.core.demands import demand_heard
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import copy_chunks, load_heard, on_load_copied
@@ -39,6 +39,7 @@ def on_chunk_landed(state: State, event: ChunkLanded) -> None:
     assert transfer.kind is TransferKind.PROMOTE
     assert transfer.other is not None
     copy, bit = transfer.copy, 1 << event.chunk
+    assert isinstance(copy, DramCopy)
     assert bit <= copy.block.index.full_mask
     assert copy.present & bit == 0
     copy.present |= bit
@@ -82,6 +83,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     state.promotions.end(transfer.block.index.record_bytes)
     copy, source, block = transfer.copy, transfer.other, transfer.block
     assert source is not None
+    assert isinstance(copy, DramCopy)
     assert copy.state is CopyState.FILLING
     level = state.levels[source.tier]
     if transfer.ahead_bytes:
@@ -146,7 +148,6 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         assert target.state is CopyState.FILLING
         target.place = result.location
         target.state = CopyState.READY
-        target.present = block.index.full_mask
         level.put(target)
         state.demotion_faults.pop(block, None)
         state.pushed_out.pop(block, None)

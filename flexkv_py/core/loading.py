@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Copy, CopyState
+from flexkv_py.core.blocks import CopyState, DramCopy
 from flexkv_py.core.messages import (
     BlockCopy,
     LoadAsked,
@@ -143,7 +143,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
     return True
 
 
-def _join_load(state: State, ticket: Ticket, position: int, dram: Copy, copies: list[BlockCopy]) -> None:
+def _join_load(state: State, ticket: Ticket, position: int, dram: DramCopy, copies: list[BlockCopy]) -> None:
     """Read a DRAM copy, whole now or chunk by chunk as it lands."""
     state.pin(dram)
     block = dram.block

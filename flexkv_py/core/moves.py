@@ -6,7 +6,7 @@ not in the state would be made twice.
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState
+from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, DramCopy
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.placement import judge
@@ -14,10 +14,10 @@ from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer, TransferKind
 
 
-def fill_dram(block: Block, frames: bytes) -> Copy:
+def fill_dram(block: Block, frames: bytes) -> DramCopy:
     """A FILLING DRAM copy in these frames."""
     assert block.dram is None
-    copy = block.dram = Copy(block, Tier.DRAM, frames)
+    copy = block.dram = DramCopy(block, frames)
     return copy
 
 
@@ -134,14 +134,14 @@ def promotion_may_start(state: State, block: Block, priority: Priority) -> bool:
 
 def start_promotion(
     state: State, block: Block, source: Copy, frames: bytes, priority: Priority, deadline_ns: int = 0
-) -> Copy:
+) -> DramCopy:
     """Read a whole block from below into these frames."""
     copy = fill_dram(block, frames)
     start_reading(state, copy, source, priority, deadline_ns)
     return copy
 
 
-def start_reading(state: State, copy: Copy, source: Copy, priority: Priority, deadline_ns: int) -> None:
+def start_reading(state: State, copy: DramCopy, source: Copy, priority: Priority, deadline_ns: int) -> None:
     """Fill a DRAM copy from a record; also the second try from another tier."""
     assert copy.state is CopyState.FILLING
     assert copy.present == 0
@@ -169,7 +169,7 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     assert block.copy_in(tier) is None
     assert spec is not None
     state.pin(source)
-    target = Copy(block, tier, 0)
+    target = RECORD_TYPES[tier](block, 0)
     block.set_copy(tier, target)
     level.used_bytes += block.index.record_bytes
     level.wrote_ns = level.wrote_ns if level.writes.count else state.now_ns

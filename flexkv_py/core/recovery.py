@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, Index
 from flexkv_py.core.links import relink, relink_slice
 from flexkv_py.core.messages import (
     BlockName,
@@ -60,6 +60,7 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
         _set_record_bytes(state, index, event.record_bytes)
     # A record may be smaller than its block: compressed.
     foreign = index.spec is not None and event.record_bytes > index.record_bytes
+    made, state_found = RECORD_TYPES[event.tier], CopyState.READY  # looked up once: a million come at start
     for key, parent, location in event.blocks:
         block = index.blocks.get(key)
         if block is not None and block.copy_in(event.tier) is not None:
@@ -73,7 +74,8 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
         if block is None:
             block = index.add(key, parent)
             block.uses = 1  # its save, in an earlier life
-        copy = _adopt(state, block, level, location)
+        copy = made(block, location, state_found)
+        _adopt(state, copy, level)
         if foreign or index.closed:
             state.count("faults", f"{event.tier.name.lower()}_foreign", int(foreign))
             evict(state, copy, "the namespace was reset" if index.closed else "a record of another size")
@@ -141,28 +143,24 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
     if tier is Tier.S3 or (copy is not None and copy.place == location):
         state.count("found_twice", tier.name.lower())
         return
-    second = Copy(block, tier, location)
-    second.state = CopyState.DROPPED
+    second = RECORD_TYPES[tier](block, location, CopyState.DROPPED)
     state.dropped[second] = None
     state.levels[tier].used_bytes += block.index.record_bytes
     drop_record(state, second)
 
 
-def _adopt(state: State, block: Block, level: Level, location: int) -> Copy:
+def _adopt(state: State, copy: Copy, level: Level) -> None:
     """A record met at start is a READY copy."""
-    copy = Copy(block, level.tier, location, CopyState.READY, block.index.full_mask)
-    if level.tier is Tier.SSD:
-        block.ssd = copy
-    else:
-        block.s3 = copy
-    level.used_bytes += block.index.record_bytes
+    block = copy.block
+    index = block.index
+    block.set_copy(copy.tier, copy)
+    level.used_bytes += index.record_bytes
     level.policy.add(copy)
     if block.children is None and not block.linked:  # as `relink`, where there is nobody to spread it to
-        above = block.index.blocks.get(block.parent)
+        above = index.blocks.get(block.parent)
         block.linked = block.parent == ROOT if above is None else above.linked
     else:
         relink(state, block)
-    return copy
 
 
 def forget_idle_indexes(state: State) -> None:

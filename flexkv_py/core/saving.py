@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
+from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Rule
 from flexkv_py.core.demands import demand
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import hand_out
@@ -131,6 +131,7 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[
     del state.transfers[transfer.id]
     ticket, copy, block = transfer.ticket, transfer.copy, transfer.block
     assert ticket is not None
+    assert isinstance(copy, DramCopy)
     assert copy.state is CopyState.FILLING
     if result.fault is not None:
         ticket.detail = result.detail

@@ -1,7 +1,8 @@
 """The codecs of the configured tiers, and who tells them what blocks consist of.
 
-Makes one pool of compressing processes for all tiers, and none where nothing is to be compressed. The
-stores use their tier's codec; sessions introduce their geometry here as they open.
+Makes one pool of compressing processes for all tiers. Where nothing is to be compressed none of them runs,
+until the SSD tier meets a record that an earlier life compressed: whatever is configured for writing, what
+lies there is read. The stores use their tier's codec; sessions introduce their geometry here as they open.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ CALL_S_MAX = 30.0
 
 
 class Codecs:
-    """`of` says how a tier compresses: None where it does not, now or ever."""
+    """`of` says how a tier compresses: None where the daemon neither compresses nor decompresses for it."""
 
     def __init__(self, pool: CodecPool | None, by_tier: dict[Tier, TierCodec]) -> None:
         self._pool = pool
         self._by_tier = by_tier
+        self._compresses = any(codec.compresses for codec in by_tier.values())
 
     @classmethod
     def make(cls, config: Config, arena: Arena) -> Codecs:
@@ -35,7 +37,8 @@ class Codecs:
             for tier, table in tables.items()
             if table is not None
         }
-        choosers = {tier: chooser for tier, chooser in choosers.items() if chooser.compresses}
+        # What S3 has is decompressed by its own byte workers.
+        choosers = {tier: chooser for tier, chooser in choosers.items() if chooser.compresses or tier is Tier.SSD}
         if not choosers:
             return cls(None, {})
         table = config.codec
@@ -47,13 +50,14 @@ class Codecs:
 
     def introduce(self, namespace: NamespaceDigest, geometry: Geometry) -> None:
         """A session says what the blocks of its namespace consist of."""
-        if self._by_tier:
+        if self._compresses:
             plan = section_plan(geometry)
             for codec in self._by_tier.values():
                 codec.introduce(namespace, plan)
 
     async def start(self) -> None:
-        if self._pool is not None:
+        """Start the processes if anything is to be compressed."""
+        if self._pool is not None and self._compresses:
             await self._pool.start()
 
     async def close(self) -> None:

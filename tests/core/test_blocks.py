@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexkv_py.core.blocks import Copy, CopyState, Index, children_of
+from flexkv_py.core.blocks import CopyState, Index, Rule, SsdCopy, children_of
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.messages import NamespaceSpec, Tier
+from flexkv_py.core.messages import NamespaceSpec
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Waiter, WaitFor
+from flexkv_py.geometry import align_up
 from flexkv_py.keys import ROOT
 from tests.core.conftest import CHUNKS, NAMESPACE, chain
 
@@ -49,12 +52,32 @@ def test_a_block_with_a_copy_is_not_forgotten():
     """A block leaves its index only when it is in no tier."""
     index = Index(NAMESPACE, 0)
     block = index.add(chain(1)[0], ROOT)
-    block.ssd = Copy(block, Tier.SSD, 5)
+    block.ssd = SsdCopy(block, 5)
     with pytest.raises(AssertionError):
         index.remove(block)
     block.ssd = None
     index.remove(block)
     assert not index.blocks
+
+
+def test_an_entry_of_the_index_stays_small():
+    """A block and its copy on SSD take 208 bytes together: eight more in either would be sixteen, a million times."""
+    index = Index(NAMESPACE, 0)
+    block = index.add(chain(1)[0], ROOT)
+    block.ssd = SsdCopy(block, 5)
+    assert [align_up(sys.getsizeof(each), 16) for each in (block, block.ssd)] == [112, 96]
+
+
+def test_what_few_blocks_have_is_kept_beside_them():
+    """The rule of a save's hints is the block's own until it changes or the block is forgotten, and leaves nothing."""
+    index = Index(NAMESPACE, 0)
+    first, second = (index.add(key, ROOT) for key in chain(2))
+    first.rule, second.rule = Rule.NEVER, Rule.ALWAYS
+    assert (first.rule, second.rule) == (Rule.NEVER, Rule.ALWAYS)
+    first.rule = Rule.ADMISSION
+    index.remove(second)
+    assert first.rule is Rule.ADMISSION
+    assert not index.rules
 
 
 def test_the_first_to_tell_says_how_blocks_are_cut():
@@ -71,7 +94,7 @@ def test_only_a_filling_copy_is_waited_for():
     """Nobody would ever tell someone who waits on a copy that has ended."""
     state = State(PlannerConfig())
     block = Index(NAMESPACE, 0).add(chain(1)[0], ROOT)
-    copy = Copy(block, Tier.SSD, 0)
+    copy = SsdCopy(block, 0)
     state.wait_on(copy, Waiter(WaitFor.DEMAND))
     copy.state = CopyState.READY
     with pytest.raises(AssertionError):

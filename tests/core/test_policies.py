@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexkv_py.core.blocks import Block, Copy, Index
+from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
 from flexkv_py.core.history import History
-from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES, Adaptive, LeastRecentlyUsed, Policy, SmallMainFifo
 from flexkv_py.keys import BlockKey
 from tests.core.conftest import NAMESPACE, chain
@@ -22,7 +21,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(("add", "cool", "remove", "evict")), 
 def copies(count: int) -> list[Copy]:
     """DRAM copies of unrelated blocks."""
     index = Index(NAMESPACE, 0)
-    return [Copy(Block(key, key, index), Tier.DRAM, b"") for key in chain(count)]
+    return [DramCopy(Block(key, key, index), b"") for key in chain(count)]
 
 
 def take_out(copy: Copy) -> None:
@@ -109,7 +108,7 @@ def misses(policy: Policy, references: list[int], room: int) -> int:
             key = BlockKey(hashlib.sha256(number.to_bytes(8, "little")).digest()[:16])
             block = Block(key, BlockKey(number.to_bytes(16, "little")), index)
             block.uses = history.recall(key, 0)
-            copy = cached[number] = Copy(block, Tier.DRAM, b"")
+            copy = cached[number] = DramCopy(block, b"")
         copy.block.uses += 1
         policy.add(copy)
     return missed

@@ -226,10 +226,9 @@ def _list_corrupted(right: Any) -> Any:
 
 @_plant("after a restart usage is counted from zero", (recovery, "_adopt"))
 def _usage_from_zero(right: Any) -> Any:
-    def adopt(state: State, block: Block, level: Level, location: int) -> Copy:
-        copy: Copy = right(state, block, level, location)
-        level.used_bytes -= block.index.record_bytes
-        return copy
+    def adopt(state: State, copy: Copy, level: Level) -> None:
+        right(state, copy, level)
+        level.used_bytes -= copy.block.index.record_bytes
 
     return adopt
 

@@ -124,15 +124,16 @@ class StripedSsdBacking(SsdBacking):
 class CompressingSsdStore(SsdStore):
     """A store with a pool of its own, which lives as long as it does."""
 
-    def __init__(self, directory: Path, arena: Arena) -> None:
+    def __init__(self, directory: Path, arena: Arena, codec_name: str = "zstd") -> None:
         self.started = False
         self.pool = CodecPool(arena, processes=1, scratch_bytes=arena.segment_bytes, timeout_s=30)
-        codec = TierCodec(self.pool, CodecChooser("zstd"))
-        super().__init__(directory, 5 * SEGMENT_BYTES, arena, segment_bytes=SEGMENT_BYTES, codec=codec)
+        self.codec = TierCodec(self.pool, CodecChooser(codec_name))
+        super().__init__(directory, 5 * SEGMENT_BYTES, arena, segment_bytes=SEGMENT_BYTES, codec=self.codec)
 
     async def start(self) -> None:
         self.started = True
-        await self.pool.start()
+        if self.codec.compresses:
+            await self.pool.start()
         await super().start()
 
     async def close(self) -> None:

@@ -296,6 +296,29 @@ def test_of_two_records_of_one_block_the_later_one_counts(disk, frames):
         disk.live(scene)
 
 
+def test_the_later_record_counts_however_it_is_cut(disk, frames):
+    """Written three times and last in another size: the last is found and read, and one drop leaves nothing of it."""
+    cuts = (SMALL, SMALL, (*SMALL, 4 * KIB))
+
+    async def thrice(store: SsdStore) -> None:
+        for lengths in cuts:
+            await store.write(block(1), frames.fill(block(1), lengths))
+
+    async def after(store: SsdStore) -> None:
+        [batch] = [batch async for batch in store.found()]
+        assert batch.chunk_bytes == cuts[-1]
+        assert (store.status()["found_duplicates"], store.status()["records"]) == (2, 1)
+        [(name, location)] = places_of([batch]).items()
+        await assert_readable(store, frames, name, location, cuts[-1])
+        await store.drop(name, location)
+
+    async def later(store: SsdStore) -> None:
+        assert [batch async for batch in store.found()] == []
+
+    for scene in (thrice, after, later):
+        disk.live(scene)
+
+
 def test_writes_beside_the_warm_restart(disk, frames):
     """Records written while `found` runs neither hide those of the last life nor come up in it."""
     old = [block(at) for at in range(60)]

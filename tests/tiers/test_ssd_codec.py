@@ -79,8 +79,31 @@ def test_a_flipped_byte_of_a_compressed_chunk_is_corrupt(tmp_path: Path, frames:
     asyncio.run(scene())
 
 
-def test_without_the_codec_compressed_records_are_misses(tmp_path: Path, frames: Frames) -> None:
-    """Whoever sets the codec to none later meets no wrong byte and no error of another kind."""
+@pytest.mark.parametrize("codec", ["none", "lz4", "planes"])
+def test_whatever_is_configured_what_lies_there_is_read(tmp_path: Path, frames: Frames, codec: str) -> None:
+    """Records that an earlier life compressed, between plain ones: with none, the children start when one is met."""
+
+    async def life(codec: str, first: int) -> None:
+        async with opened(CompressingSsdStore(tmp_path, frames.arena, codec)) as store:
+            places = places_of([batch async for batch in store.found()])
+            assert len(places) == first
+            for number in range(first, first + 2):
+                name = block(number)
+                places[name] = await store.write(name, frames.fill(name, LENGTHS))
+            if codec == "none":
+                await assert_readable(store, frames, block(first), places[block(first)], LENGTHS)
+                assert store.pool.status()["processes"] == []
+            for name, location in places.items():
+                await assert_readable(store, frames, name, location, LENGTHS)
+            assert len(store.pool.status()["processes"]) == 1
+
+    asyncio.run(life("zstd", 0))
+    asyncio.run(life(codec, 2))
+    asyncio.run(life("zstd", 4))
+
+
+def test_a_store_that_is_given_no_codec_misses_compressed_records(tmp_path: Path, frames: Frames) -> None:
+    """Not even one that is set to none: it meets no wrong byte and no error of another kind."""
 
     async def write() -> None:
         async with opened(CompressingSsdStore(tmp_path, frames.arena)) as store:

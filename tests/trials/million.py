@@ -85,7 +85,7 @@ def _write_segment(directory: Path, header: SegmentHeader, first_number: int, bl
             file.write(pack_header(block, [CHUNK_BYTES], [chunk_checksum(block.key, 0, data)], salt))
             file.write(data)
             entries.append(Entry(layout.first_page + at * RECORD_PAGES, RECORD_PAGES, block, (CHUNK_BYTES,)))
-        first, raw = pack_footer(layout, salt, entries)
+        first, raw = pack_footer(layout, salt, entries, is_clean=True)
         file.seek(first * PAGE_BYTES)
         file.write(raw)
 

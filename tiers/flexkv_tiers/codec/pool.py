@@ -7,6 +7,7 @@ what it read brought back into them. No byte is touched on the loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class ChunksToWrite:
 
 
 class CodecPool:
-    """`processes` children over the arena and `scratch_bytes` of scratch.
+    """`processes` children over the arena and `scratch_bytes` of scratch; they start when first needed, or told to.
 
     Blocks larger than the scratch, which is no larger than a segment of the arena, are stored as they are.
     """
@@ -74,6 +75,7 @@ class CodecPool:
             )
             for _ in range(processes)
         ]
+        self._starting: asyncio.Task[None] | None = None  # from the first need on, whatever became of it
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Encoded | Unreadable] = msgspec.msgpack.Decoder(Encoded | Unreadable)
 
@@ -87,6 +89,16 @@ class CodecPool:
         return self._scratch.room_bytes
 
     async def start(self) -> None:
+        """Return when the children are there. Idempotent."""
+        self._start_children()
+        assert self._starting is not None
+        await asyncio.shield(self._starting)
+
+    def _start_children(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start_each())
+
+    async def _start_each(self) -> None:
         for worker in self._workers:
             await worker.start()
 
@@ -94,6 +106,8 @@ class CodecPool:
         """End the children; what runs in them fails. Idempotent."""
         for worker in self._workers:
             await worker.close()
+        if self._starting is not None:
+            await asyncio.gather(self._starting, return_exceptions=True)  # whoever waited for it has been told
         self._scratch.close()
 
     def view(self, span: FrameSpan) -> memoryview:
@@ -110,6 +124,7 @@ class CodecPool:
 
     async def ask(self, work: Work) -> Encoded | Unreadable | None:
         """Run one call in the least busy child; its only reply, if it has one. Raises TierFault(IO) when it dies."""
+        self._start_children()
         worker = min(self._workers, key=lambda each: each.running)
         last = None
         async with aclosing(worker.call(self._encoder.encode(work), timeout_s=self.timeout_s)) as replies:
@@ -135,6 +150,11 @@ class TierCodec:
         self.pool = pool
         self._chooser = chooser
 
+    @property
+    def compresses(self) -> bool:
+        """Whether any block might be compressed on its way down; what was is brought back up in any case."""
+        return self._chooser.compresses
+
     def introduce(self, namespace: NamespaceDigest, plan: SectionPlan) -> None:
         """Blocks of this namespace consist of these sections."""
         self._chooser.introduce(namespace, plan)
@@ -159,7 +179,9 @@ class TierCodec:
         """Room for a compressed chunk as it lies in its record, until the block of code ends. Raises TierFault."""
         assert entry.codec != CODEC_NONE, "it is read straight into its frame"
         if entry.room_bytes > self.pool.scratch_bytes:
-            raise TierFault(Fault.IO, f"a compressed chunk of {entry.room_bytes} bytes is larger than the scratch")
+            raise TierFault(
+                Fault.IO, f"a compressed chunk of {entry.room_bytes} bytes does not fit: raise [codec] scratch_bytes"
+            )
         async with self.pool.room(entry.room_bytes) as room:
             yield room
 

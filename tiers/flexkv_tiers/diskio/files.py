@@ -169,12 +169,14 @@ class Transfer:
     def __init__(self, file: DiskFile, views: Sequence[memoryview], offset: int, *, is_read: bool) -> None:
         assert views
         assert not offset % ALIGN_BYTES
-        assert not any(len(view) % ALIGN_BYTES for view in views)
+        self.bytes = 0
+        for view in views:
+            assert not len(view) % ALIGN_BYTES
+            self.bytes += len(view)
         self.file = file
         self.is_read = is_read
         self.start = self.at = offset
         self.todo = list(views)
-        self.bytes = sum(map(len, views))
 
     @property
     def next_views(self) -> list[memoryview]:

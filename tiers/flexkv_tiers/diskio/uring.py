@@ -130,7 +130,7 @@ class UringIo(Engine):
             place,
             pieces,
             offset=transfer.at,
-            entry_flags=rings.ASYNC if sum(length for _, length in pieces) > INLINE_BYTES_MAX else 0,
+            entry_flags=rings.ASYNC if transfer.bytes > INLINE_BYTES_MAX else 0,
             flags=file.transfer_flags,
         )
 

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from flexkv_py.core.messages import BlockName, Fault
@@ -46,13 +48,25 @@ _GROUP = struct.Struct(f"<{NAMESPACE_BYTES}sI")
 _SHAPE_COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct(f"<IIHH{KEY_BYTES}s{KEY_BYTES}s")
 ENTRY_BYTES = _ENTRY.size
+ENTRY = np.dtype(
+    [
+        ("page", "<u4"),
+        ("pages", "<u4"),
+        ("shape", "<u2"),
+        ("group", "<u2"),
+        ("key", f"V{KEY_BYTES}"),
+        ("parent", f"V{KEY_BYTES}"),
+    ]
+)
+"""An entry as the footer keeps it: shape and group by their numbers in the footer's tables."""
+assert ENTRY.itemsize == ENTRY_BYTES
 
 Shape = tuple[int, ...]
 """Chunk lengths of a record, in bytes."""
 Group = tuple[NamespaceDigest, int]
 """Namespace and shard."""
-Row = tuple[int, int, int, int, BlockKey, BlockKey]
-"""An entry as the footer keeps it: page, pages, shape number, group number, key, parent."""
+Rows = NDArray[np.void]
+"""Entries as `ENTRY`. A million come at start, so they stay in the form they lie in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +140,18 @@ class Footer:
 
     groups: list[Group]
     shapes: list[Shape]
-    rows: list[Row]
+    rows: Rows
     is_clean: bool = False
     """As the trailer says."""
 
+    @property
+    def end(self) -> int:
+        """The first page behind the last record; 0 when there is none."""
+        return int(self.rows["page"][-1]) + int(self.rows["pages"][-1]) if len(self.rows) else 0
+
     def entries(self) -> Iterable[Entry]:
-        for page, pages, shape, group, key, parent in self.rows:
+        rows: list[tuple[int, int, int, int, BlockKey, BlockKey]] = self.rows.tolist()
+        for page, pages, shape, group, key, parent in rows:
             yield Entry(page, pages, BlockName(*self.groups[group], key, parent), self.shapes[shape])
 
 
@@ -192,6 +212,15 @@ class DeadMap:
     def is_dead(self, page: int) -> bool:
         bit = page // MAP_BIT_PAGES
         return bool(self.bits[bit >> 3] >> (bit & 7) & 1)
+
+    def alive(self, rows: Rows) -> Rows:
+        """Those whose records are not dropped."""
+        if not self.any:
+            return rows
+        bits = rows["page"] // MAP_BIT_PAGES
+        is_dead = np.frombuffer(self.bits, np.uint8)[bits >> 3] >> (bits & 7) & 1
+        alive: Rows = rows[is_dead == 0]
+        return alive
 
     @property
     def end(self) -> int:
@@ -313,15 +342,15 @@ def _parse_stream(stream: bytearray, trailer: Trailer, layout: Layout) -> Footer
         (length,) = _SHAPE_COUNT.unpack_from(stream, at)
         shapes.append(struct.unpack_from(f"<{length}I", stream, at + _SHAPE_COUNT.size))
         at += _SHAPE_COUNT.size * (1 + length)
-    rows = list(_ENTRY.iter_unpack(stream[at:]))
+    rows = np.frombuffer(bytes(stream[at:]), ENTRY)
     if len(rows) != trailer.entry_count:
         raise corrupt(f"the footer has {len(rows)} entries, its trailer says {trailer.entry_count}")
-    end = layout.first_page
-    for page, pages, shape, group, _, _ in rows:
-        if page < end or pages < MAP_BIT_PAGES or shape >= len(shapes) or group >= len(groups):
-            raise corrupt(f"the footer's entry for page {page} cannot be right")
-        end = page + pages
-    if end > trailer.footer_page:
+    ends = rows["page"].astype(np.int64) + rows["pages"]
+    wrong = rows["page"] < np.concatenate(([layout.first_page], ends[:-1]))[: len(rows)]
+    wrong |= (rows["pages"] < MAP_BIT_PAGES) | (rows["shape"] >= len(shapes)) | (rows["group"] >= len(groups))
+    if wrong.any():
+        raise corrupt(f"the footer's entry for page {rows['page'][wrong.argmax()]} cannot be right")
+    if len(rows) and ends[-1] > trailer.footer_page:
         raise corrupt("the footer's last entry lies beyond the records' end")
     return Footer(groups, shapes, rows, trailer.is_clean)
 

@@ -14,7 +14,7 @@ from flexkv_py.core.messages import BlockName
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, Layout, Shape
 from flexkv_tiers.ssd.segment import EMPTIED, Disk, Segment, SegmentState
-from flexkv_tiers.ssd.table import LIVE, RecordTable
+from flexkv_tiers.ssd.table import LIVE, Pages, RecordTable
 
 
 @dataclass(slots=True, eq=False)
@@ -267,21 +267,10 @@ class Log:
         self.free_if_empty(segment)
         return segment
 
-    def take_newer(self, slot: int, segment: Segment, page: int) -> tuple[Segment, int]:
-        """A restart met a newer copy of a record: it lies there from here on. Returns where the older one lies."""
-        index, old_page = self.table.place(slot)
-        old, pages = self.segments[index], self.table.pages(slot)
-        for each, sign in ((old, -1), (segment, 1)):
-            each.live_pages += sign * pages
-            each.live_count += sign
-        self.table.move(slot, segment.index, page)
-        self.older.setdefault(slot, []).append((old, old_page))
-        return old, old_page
-
-    def settle(self, segment: Segment, first_pages: Sequence[int], lengths: Sequence[int]) -> range:
+    def settle(self, segment: Segment, first_pages: Pages, lengths: Pages) -> range:
         """Enter the records a restart met in a segment. Returns their slots."""
         slots = self.table.add_many(segment.index, first_pages, lengths)
-        pages = sum(lengths)
+        pages = int(lengths.sum())
         segment.live_pages += pages
         segment.live_count += len(lengths)
         self.live_pages += pages

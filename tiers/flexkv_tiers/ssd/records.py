@@ -31,6 +31,11 @@ def record_pages(encoded: ChunksToWrite) -> int:
     return (HEADER_BYTES + encoded.total_bytes) // PAGE_BYTES
 
 
+def is_compressed(pages: int, chunks: Sequence[FrameSpan]) -> bool:
+    """Whether a record of so many pages has a compressed chunk: each leaves a page free, or it is stored as it is."""
+    return pages * PAGE_BYTES < HEADER_BYTES + sum(chunk.length for chunk in chunks)
+
+
 async def write_record(
     io: DiskIo,
     file: DiskFile,
@@ -81,7 +86,7 @@ async def read_record(
                 digests = await reading
                 header = header or _checked(page, block, lengths, salt)
                 if any(chunk.codec != CODEC_NONE for chunk in header.chunks):
-                    raise TierFault(Fault.MISSING, "the record is compressed, and [ssd] codec is none now")
+                    raise TierFault(Fault.MISSING, "the record is compressed, and nothing here decompresses")
                 for number, digest in zip(run, digests, strict=True):
                     if digest != header.chunks[number].checksum:
                         if number > run.start:
@@ -105,7 +110,7 @@ async def read_compressed(
     codec: TierCodec,
     salt: bytes,
 ) -> AsyncIterator[range]:
-    """As `read_record` where chunks may be compressed: the header first, for it alone says where they lie."""
+    """As `read_record` where chunks are compressed: the header first, for it alone says where they lie."""
     with io.pages(1) as page:
         parse = partial(_checked, page, block, [chunk.length for chunk in chunks], salt)
         header = await io.read(file, [page], offset, parse)

@@ -10,14 +10,27 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+
+import numpy as np
 
 from flexkv_py.core.messages import BlockName, FoundBlock
 from flexkv_tiers.base import FoundBatch, TierFault
 from flexkv_tiers.diskio import DiskFuture, settle
-from flexkv_tiers.ssd.format import MAP_BIT_PAGES, PAGE_BYTES, Footer, Group, Layout, Row, parse_footer, parse_trailer
+from flexkv_tiers.ssd.editions import Place, editions
+from flexkv_tiers.ssd.format import (
+    ENTRY,
+    MAP_BIT_PAGES,
+    PAGE_BYTES,
+    Footer,
+    Group,
+    Layout,
+    Rows,
+    parse_footer,
+    parse_trailer,
+)
 from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
@@ -30,6 +43,8 @@ RESUME_SHARE_MIN = 8
 """A sealed segment is filled further only when at least one part in so many of it is left."""
 BATCH_BLOCKS_MAX = 4096
 """Blocks told at a time: bounds how long whoever hears of them is busy."""
+_found_block = partial(tuple.__new__, FoundBlock)
+"""A tuple of three as a FoundBlock; half the time of calling it."""
 
 
 @dataclass(slots=True)
@@ -69,6 +84,8 @@ class Index:
     maps_damaged: bool = False
     footer_damaged: bool = False
     resume: bool = False  # records may be added to it
+    rows: Rows = field(default_factory=lambda: np.zeros(0, ENTRY))  # records that count: not dropped, not replaced
+    slots: range = range(0)  # of those
 
 
 @dataclass(slots=True)
@@ -80,56 +97,96 @@ class Recovery:
     roller: Roller
     census: Census
     failed: Callable[[TierFault], None]
-    _locations: dict[Group, dict[bytes, int]] = field(default_factory=dict)
     _kills: list[DiskFuture[None]] = field(default_factory=list)
-    _older: list[Segment] = field(default_factory=list)  # lost a record to the segment being entered
 
     async def found(self) -> AsyncIterator[FoundBatch]:
-        """Every segment that was not looked at yet, oldest first."""
+        """Every segment that was not looked at yet, oldest first. All are read before the first record is told."""
         unread = [each for each in self.log.segments if each.state is SegmentState.UNREAD]
         unread.sort(key=lambda segment: segment.sequence)
         newest = {segment.disk: segment for segment in unread}  # the last of each directory
-        waiting = deque(unread)
-        ahead: deque[asyncio.Task[Index]] = deque()
+        indexes = await self._read(unread)
+        self._enter(indexes)
+        for index in _used_up(indexes):
+            self._begin(index, is_newest=newest[index.segment.disk] is index.segment)
+            for batch in _batches(index, self.log.table.locations(index.slots)):
+                yield batch
+            await self._finish(index)
+
+    async def _read(self, unread: list[Segment]) -> list[Index]:
+        waiting, ahead = deque(unread), deque[asyncio.Task[Index]]()
+        indexes: list[Index] = []
         try:
             while waiting or ahead:
                 while waiting and len(ahead) < SEGMENTS_IN_FLIGHT:
                     segment = waiting.popleft()
                     reading = read_index(self.stripes[segment.disk], segment, self.roller.layout, self.failed)
                     ahead.append(asyncio.create_task(reading))
-                index = await ahead[0]
+                indexes.append(await ahead[0])
                 ahead.popleft()
-                for batch in self._take(index, is_newest=newest[index.segment.disk] is index.segment):
-                    yield batch
-                await self._finish(index)
         finally:
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
+        return indexes
+
+    # --------------------------------------------------------------- all of them
+
+    def _enter(self, indexes: list[Index]) -> None:
+        """Enter every record that counts into the log: of those of one block the last written."""
+        believed, footers = [], []
+        for index in indexes:
+            segment = index.segment
+            assert not segment.live_count  # a restart is read to its end, once
+            segment.next_page = self.roller.layout.first_page
+            if index.footer is None:
+                continue
+            end = index.footer.end if index.scan is None else index.scan.end
+            segment.next_page = max(segment.next_page, segment.dead.end, end)
+            believed.append(index)
+            index.rows = index.segment.dead.alive(index.footer.rows)
+            footers.append(Footer(index.footer.groups, index.footer.shapes, index.rows))
+        several = editions(footers)
+        replaced: dict[int, list[int]] = {}
+        for *older, _ in several:
+            for at, row in older:
+                replaced.setdefault(at, []).append(row)
+        for at, index in enumerate(believed):
+            if at in replaced:
+                index.rows = np.delete(index.rows, replaced[at])
+            index.slots = self.log.settle(index.segment, index.rows["page"], index.rows["pages"])
+            index.segment.slots.extend(index.slots)
+            self.census.found += len(index.rows)
+        for *older, last in several:
+            self._replace(believed, footers, older, last)
+
+    def _replace(self, believed: list[Index], footers: list[Footer], older: list[Place], last: Place) -> None:
+        """The last record of a block counts; the others are dropped, and are known as long as they may be found."""
+        index, row = believed[last[0]], footers[last[0]].rows[last[1]]
+        slot = index.slots[int(np.searchsorted(index.rows["page"], row["page"]))]
+        group = footers[last[0]].groups[int(row["group"])]
+        self.log.older[slot] = [(believed[at].segment, int(footers[at].rows["page"][number])) for at, number in older]
+        self.census.duplicates += len(older)
+        for (segment, page), (at, number) in zip(self.log.older[slot], older, strict=True):
+            key, parent = footers[at].rows[["key", "parent"]][number].tolist()
+            self._bury(segment, BlockName(*group, key, parent), page)
 
     # --------------------------------------------------------------- one segment
 
-    def _take(self, index: Index, *, is_newest: bool) -> list[FoundBatch]:
-        """Enter what a segment holds into the log, and return its records in batches."""
-        segment = index.segment
-        segment.next_page = self.roller.layout.first_page
+    def _begin(self, index: Index, *, is_newest: bool) -> None:
+        """What a segment is from here on."""
+        segment, footer = index.segment, index.footer
         self.census.maps_damaged += index.maps_damaged
         self.census.footers_damaged += index.footer_damaged
-        if index.footer is not None:
-            end = sum(index.footer.rows[-1][:2]) if index.footer.rows else 0
-            segment.next_page = max(segment.next_page, end, segment.dead.end)
-            index.resume = is_newest and index.footer.is_clean and self._has_room(segment)
-            return self._enter(segment, index.footer)
-        if index.scan is None:
+        if index.scan is not None:
+            assert footer is not None
+            self._count_scan(segment, index.scan)
+            segment.state = SegmentState.SEALING
+            index.resume = is_newest and not index.footer_damaged
+            self._keep_entries(segment, footer)
+        elif footer is not None:
+            index.resume = is_newest and footer.is_clean and self._has_room(segment)
+        else:
             segment.state = SegmentState.RECLAIMING  # to be cleared
-            return []
-        self._count_scan(segment, index.scan)
-        segment.state = SegmentState.SEALING
-        index.resume = is_newest and not index.footer_damaged
-        index.footer = _as_footer(index.scan)
-        batches = self._enter(segment, index.footer)
-        self._keep_entries(segment, index.footer)
-        return batches
 
     def _has_room(self, segment: Segment) -> bool:
         layout = self.roller.layout
@@ -145,7 +202,6 @@ class Recovery:
                 self._bury(segment, block, page)
         for run in found.unreadable:  # what this life does not know must not come up in a later one
             self._bury(segment, None, *(page for page in run if page // MAP_BIT_PAGES not in starts))
-        segment.next_page = max(found.end, segment.dead.end)
 
     def _bury(self, segment: Segment, block: BlockName | None, *pages: int) -> None:
         if pages:
@@ -161,51 +217,6 @@ class Recovery:
             page = self.log.table.place(slot)[1]
             if self.log.table.lies_at(slot, segment.index, page):
                 segment.entries[page] = (slot, entries[page])
-
-    def _enter(self, segment: Segment, footer: Footer) -> list[FoundBatch]:
-        """Records that are not dropped, and not met before."""
-        known = [self._locations.setdefault(group, {}) for group in footer.groups]
-        rows = footer.rows
-        if segment.dead.any:
-            rows = [row for row in rows if not segment.dead.is_dead(row[0])]
-        if not _all_new(rows, known):
-            rows = self._without_known(segment, footer, rows, known)
-        slots = self.log.settle(segment, [row[0] for row in rows], [row[1] for row in rows])
-        segment.slots.extend(slots)
-        self.census.found += len(rows)
-        return _batches(footer, rows, known, self.log.table.locations(slots)) if rows else []
-
-    def _without_known(
-        self, segment: Segment, footer: Footer, rows: list[Row], known: Sequence[dict[bytes, int]]
-    ) -> list[Row]:
-        """Rows of blocks that no earlier segment has; of two in this one the later counts."""
-        fresh, here = [], set()
-        for row in reversed(rows):
-            page, pages, _, group, key, parent = row
-            block = BlockName(*footer.groups[group], key, parent)
-            if (group, key) in here:
-                self._second(segment, page, block)
-            elif key in known[group]:
-                self._newer(segment, page, pages, known[group][key], block)
-            else:
-                fresh.append(row)
-            here.add((group, key))
-        return fresh[::-1]
-
-    def _second(self, segment: Segment, page: int, block: BlockName) -> None:
-        self.census.duplicates += 1
-        self._bury(segment, block, page)
-
-    def _newer(self, segment: Segment, page: int, pages: int, location: int, block: BlockName) -> None:
-        """A record that is known already, written again later: it lies here from now on."""
-        slot = self.log.table.slot(location)
-        if slot is None or self.log.table.pages(slot) != pages:  # dropped since it was told, or cut otherwise
-            self._second(segment, page, block)
-            return
-        old, old_page = self.log.take_newer(slot, segment, page)
-        segment.slots.append(slot)
-        self._older.append(old)
-        self._second(old, old_page, block)
 
     async def _finish(self, index: Index) -> None:
         """What a segment needs on disk after it was read: drops of what is not wanted, an end, or emptying."""
@@ -228,9 +239,7 @@ class Recovery:
         if index.resume:
             await self._resume(segment, index)
         self.roller.write_ended(segment)
-        for each in (segment, *self._older):
-            self.log.free_if_empty(each)
-        self._older.clear()
+        self.log.free_if_empty(segment)
 
     async def _resume(self, segment: Segment, index: Index) -> None:
         """Go on filling the segment the last life wrote to last, unless another was opened meanwhile."""
@@ -275,6 +284,7 @@ async def read_index(stripe: Stripe, segment: Segment, layout: Layout, failed: C
         index.footer_damaged = True
     if index.footer is None:
         index.scan = await scan(io, file, layout, segment.salt, segment.dead)
+        index.footer = _as_footer(index.scan)
     return index
 
 
@@ -291,29 +301,28 @@ async def read_footer(stripe: Stripe, segment: Segment, layout: Layout) -> Foote
         return await io.read(file, [memory], trailer.footer_page * PAGE_BYTES, job)
 
 
-def _all_new(rows: list[Row], known: Sequence[dict[bytes, int]]) -> bool:
-    """Whether no block of these rows was met before, here or in an earlier segment: the usual case, quickly told."""
-    keys = {row[4] for row in rows}
-    return len(keys) == len(rows) and all(each.keys().isdisjoint(keys) for each in known)
+def _used_up(indexes: list[Index]) -> Iterator[Index]:
+    """One after the other, each let go of when the next is asked for: together they take as much as all footers."""
+    indexes.reverse()
+    while indexes:
+        yield indexes.pop()
 
 
-def _batches(footer: Footer, rows: list[Row], known: Sequence[dict[bytes, int]], locations: range) -> list[FoundBatch]:
-    """Rows by group, length and shape, in bounded batches; `known` learns of them. A million pass here."""
-    kinds: dict[tuple[int, int, int], list[FoundBlock]] = {}
-    _, lengths, shapes, groups, keys, parents = zip(*rows, strict=True)
-    blocks = list(map(FoundBlock, keys, parents, locations))
-    if len(set(groups)) == len(set(lengths)) == len(set(shapes)) == 1:
-        known[groups[0]].update(zip(keys, locations, strict=True))
-        kinds[groups[0], lengths[0], shapes[0]] = blocks
-    else:
-        for group, pages, shape, block in zip(groups, lengths, shapes, blocks, strict=True):
-            known[group][block.key] = block.location
-            kinds.setdefault((group, pages, shape), []).append(block)
-    return [
-        FoundBatch(*footer.groups[group], pages * PAGE_BYTES, some[at : at + BATCH_BLOCKS_MAX], footer.shapes[shape])
-        for (group, pages, shape), some in kinds.items()
-        for at in range(0, len(some), BATCH_BLOCKS_MAX)
-    ]
+def _batches(index: Index, locations: range) -> Iterator[FoundBatch]:
+    """A segment's records by group, length and shape, in bounded batches. A million pass here."""
+    footer, rows = index.footer, index.rows
+    kinds = rows[["pages", "shape", "group"]].tolist() if footer else []
+    for kind in dict.fromkeys(kinds):
+        assert footer is not None
+        pages, shape, group = kind
+        same = (rows["pages"] == pages) & (rows["shape"] == shape) & (rows["group"] == group)
+        numbers = np.flatnonzero(same)
+        for at in range(0, len(numbers), BATCH_BLOCKS_MAX):
+            some = numbers[at : at + BATCH_BLOCKS_MAX]
+            columns = rows["key"][some].tolist(), rows["parent"][some].tolist(), (some + locations.start).tolist()
+            blocks = list(map(_found_block, zip(*columns, strict=True)))
+            namespace, shard = footer.groups[group]
+            yield FoundBatch(namespace, shard, pages * PAGE_BYTES, blocks, footer.shapes[shape])
 
 
 def _load_maps(segment: Segment, memory: memoryview, layout: Layout) -> None:
@@ -332,4 +341,4 @@ def _as_footer(found: Scan) -> Footer:
         group = groups.setdefault((block.namespace, block.shard), len(groups))
         shape = shapes.setdefault(entry.shape, len(shapes))
         rows.append((entry.page, entry.pages, shape, group, block.key, block.parent))
-    return Footer(list(groups), list(shapes), rows)
+    return Footer(list(groups), list(shapes), np.array(rows, ENTRY))

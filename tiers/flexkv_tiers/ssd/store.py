@@ -29,7 +29,7 @@ from flexkv_tiers.ssd.mender import Mender
 from flexkv_tiers.ssd.opening import adopt_segments, open_stripes
 from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
-from flexkv_tiers.ssd.records import read_compressed, read_record, record_pages, write_record
+from flexkv_tiers.ssd.records import is_compressed, read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.segment import Segment
@@ -201,7 +201,7 @@ class SsdStore:
         with self._moving_on():
             if self._health.down:
                 raise TierFault(Fault.DOWN, self._health.because)
-            if self._codec is None:
+            if self._codec is None or not self._codec.compresses:
                 return await self._store(block, chunks, ChunksToWrite.plain(chunks))
             async with self._codec.encoded(block.namespace, chunks) as encoded:
                 return await self._store(block, chunks, encoded)
@@ -294,10 +294,10 @@ class SsdStore:
             segment.readers += 1
             try:
                 where = stripe.io, file, offset, block, chunks, self._arena
-                if self._codec is None:
-                    reading = read_record(*where, segment.salt)
-                else:
+                if self._codec is not None and is_compressed(self._log.table.pages(slot), chunks):
                     reading = read_compressed(*where, self._codec, segment.salt)
+                else:
+                    reading = read_record(*where, segment.salt)
                 try:
                     async for run in reading:
                         for chunk in run:

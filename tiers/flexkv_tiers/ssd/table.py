@@ -8,13 +8,17 @@ new generation, so a stale location names nothing. 17 bytes a record. `log` is t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 SLOT_BITS = 32
 _SLOT_MASK = (1 << SLOT_BITS) - 1
 _PAGE_BITS = 32
 _PAGE_MASK = (1 << _PAGE_BITS) - 1
 
+Pages = NDArray[np.uint32]
+"""Of many records: their first pages, or their lengths in pages."""
 GONE, LIVE, WAS_READ, DAMAGED, LEAVING = 0, 1, 2, 4, 8
 """Bits of a record's state: it is there; read since it was written last; found damaged; its drop is under way."""
 
@@ -47,12 +51,11 @@ class RecordTable:
         self._states.append(LIVE)
         return slot
 
-    def add_many(self, segment: int, pages: Sequence[int], lengths: Sequence[int]) -> range:
+    def add_many(self, segment: int, pages: Pages, lengths: Pages) -> range:
         """New records that start at `pages` of one segment, in new slots; returns those."""
         first, count = len(self._states), len(pages)
-        base = segment << _PAGE_BITS
-        self._places.extend([base | page for page in pages])
-        self._pages.extend(lengths)
+        self._places.frombytes((pages.astype(np.uint64) | np.uint64(segment << _PAGE_BITS)).tobytes())
+        self._pages.frombytes(lengths.astype(np.uint32).tobytes())
         self._generations.extend(array("I", [1]) * count)
         self._states.extend(bytes([LIVE]) * count)
         return range(first, first + count)
