@@ -42,7 +42,7 @@ from tests.sim.violation import Violation
 WEIGHT_DRAM, WEIGHT_SSD, WEIGHT_DEMAND, WEIGHT_WRITTEN, WEIGHT_KEY = 2, 1, 5, 1, 8
 SLICE_MIN = 16
 """The smallest number of things one event gets through, of what is done in slices."""
-WAKES_MIN = 4
+WAKES_MIN = 16
 SLACK_PER_DEMAND = 3
 """A block on its way to one tier may meanwhile be written to another, or be pushed out of DRAM and promoted again."""
 
