@@ -7,6 +7,7 @@ is in DRAM no more is promoted first, so S3 is reached from SSD through DRAM, in
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
 from flexkv_py.core.messages import Outcome, Priority, Tier
@@ -37,8 +38,18 @@ def serve_demands(state: State) -> None:
     for tier, waiting in state.demands.items():
         for _ in range(min(len(waiting), DEMANDS_PER_EVENT_MAX)):
             if not _serve(state, tier, waiting[0]):
+                _end_reached(state, tier, waiting)
                 break
             waiting.popleft()
+
+
+def _end_reached(state: State, tier: Tier, waiting: deque[Demand]) -> None:
+    """Demands behind one that waits for room end if their blocks are there already: held, those would be that room."""
+    for want in list(islice(waiting, 1, DEMANDS_PER_EVENT_MAX)):
+        target = want.block.copy_in(tier)
+        if target is not None and target.state is CopyState.READY:
+            waiting.remove(want)
+            finish_demand(state, want, ok=True)
 
 
 def _forget_abandoned(state: State) -> None:

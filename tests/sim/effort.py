@@ -42,7 +42,7 @@ from tests.sim.violation import Violation
 WEIGHT_DRAM, WEIGHT_SSD, WEIGHT_DEMAND, WEIGHT_WRITTEN, WEIGHT_KEY = 2, 1, 5, 1, 8
 SLICE_MIN = 16
 """The smallest number of things one event gets through, of what is done in slices."""
-WAKES_MIN = 4
+WAKES_MIN = 16
 SLACK_PER_DEMAND = 3
 """A block on its way to one tier may meanwhile be written to another, or be pushed out of DRAM and promoted again."""
 
@@ -56,6 +56,7 @@ class Effort:
         self._refused = 0  # staged blocks that did not reach S3
         self._slack = 0  # by how much the potential may yet grow before the next event from outside
         self._refusals_left = 0  # of blocks that are set aside for S3 by then
+        self._wakes_max = WAKES_MIN  # as many as it may take to get through what there was at the first
         self._wakes = 0  # in a row, asked for at once, that led to nothing
 
     def note(self, event: Event, instructions: list[Instruction], *, at_once: bool) -> None:
@@ -82,7 +83,9 @@ class Effort:
         if type(event) is ChunkLanded:
             return
         self._wakes = self._wakes + 1 if type(event) is TimePassed and at_once and not instructions else 0
-        if self._wakes > WAKES_MIN + _slices(self._planner.state):
+        if self._wakes <= 1:
+            self._wakes_max = WAKES_MIN + _slices(self._planner.state)
+        if self._wakes > self._wakes_max:
             raise Violation(f"the planner spins: it woke {self._wakes} times in a row, and did nothing")
 
 
