@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from demo.engine import Engine, Generation
 from demo.model import SparseTransformer
 from demo.paged import PagedKV
 from demo.shape import CHUNK_TOKENS
+from flexkv_py.errors import FlexKVError
+from flexkvd.cli.admin import AdminClient
 from tests.demo.conftest import SMALL, DictCache
 from tests.demo.test_exactness import prompt_of, same
 
@@ -29,16 +32,26 @@ class Daemon:
         self.socket = directory / "worker.sock"
         self._config = directory / "flexkvd.toml"
         self._config.write_text(
-            f'[daemon]\nsocket = "{self.socket}"\n[api]\nsocket = ""\n'
+            f'[daemon]\nsocket = "{self.socket}"\n[api]\nsocket = "{directory / "admin.sock"}"\n'
             f'[dram]\nbytes = "4MiB"\nsegment_bytes = "1MiB"\n'
             f'[ssd]\ndirectory = "{directory / "ssd"}"\nbytes = "64MiB"\n'
         )
         (directory / "ssd").mkdir()
+        self._admin = AdminClient(str(directory / "admin.sock"))
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "flexkvd.main", "--config", str(self._config)]
         self._process = subprocess.Popen(command, env=_environment())
+
+    def wait_until_ready(self) -> None:
+        end = time.monotonic() + START_S_MAX
+        while time.monotonic() < end:
+            with suppress(FlexKVError):  # nobody listens yet
+                if self._admin.ready():
+                    return
+            time.sleep(0.01)
+        pytest.fail(f"the daemon is not ready after {START_S_MAX} s")
 
     def kill(self) -> None:
         self._process.kill()
@@ -119,5 +132,6 @@ def test_a_dead_daemon_is_a_miss_and_its_ssd_a_hit_again(daemon: Daemon, nodes: 
     assert alone.loaded_blocks == 0
     assert "daemon_lost" in one.cache.account.errors
     daemon.start()
+    daemon.wait_until_ready()  # what is computed before that is a hit in DRAM
     assert one.run_until_hit(prompt).loaded_blocks == BLOCKS
     assert one.cache.account.hits == {"ssd": BLOCKS}

@@ -16,7 +16,7 @@ from .run import TRIALS, main
         ("kill-log --blocks 5", "unrecognized arguments: --blocks 5"),
         ("kill-log --cyc 5", "unrecognized arguments: --cyc 5"),
         ("damage --seed 1", "unrecognized arguments: --seed 1"),
-        ("endurance --amplification 11", "from 1 to 10"),
+        ("endurance --amplification 11", "from 0 to 10"),
         ("burst --dram-mib 6", "a multiple of 4"),
         ("nonsense", "invalid choice"),
     ],
