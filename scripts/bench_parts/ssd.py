@@ -1,13 +1,14 @@
 """Benchmark of disk I/O: the engines beside fio on the same file, and the SSD tier above them.
 
-All take turns at being first, because a disk that allows bursts favours whoever comes after a pause.
-Figures, and what ratios compare, are medians over rounds. The disk is the one that temporary files lie
-on (`TMPDIR`).
+All take turns in a mixed order, because a disk that allows bursts favours whoever comes after a pause. Figures
+are medians over rounds; ratios compare means, for on a shared disk single rounds differ by a third. The disk is
+the one that temporary files lie on (`TMPDIR`).
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import statistics
 import tempfile
@@ -39,7 +40,8 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"256 KiB": 256 * KIB, "1 MiB": MIB, "2.5 MiB": 2560 * KIB, "8 MiB": 8 * MIB}
 DIRECTIONS: tuple[Direction, ...] = ("write", "read")
 OTHER_ENGINES: tuple[EngineName, ...] = ("threads", "aiofiles")
-ROUNDS = 6
+ROUNDS = 16
+ROUNDS_OF_OTHERS = 4
 ROUNDS_OF_TIER = 2
 SPEED_RATIO_MIN = 0.9
 FLOOD_DELAY_MAX = 1.0
@@ -89,14 +91,15 @@ async def _measure(folder: Path, arena: Arena) -> list[dict[str, Any]]:
 async def _round(
     turns: Turns, engines: list[DiskIo], files: list[DiskFile], arena: Arena, direction: Direction, size: int, at: int
 ) -> None:
-    """Every way once. Each round another one begins: a disk that allows bursts favours whoever comes first.
+    """Every way once, in an order of this round's own.
 
     fio uses the kernel's interface that our first engine uses, or the next best.
     """
     program = shutil.which("fio")
     ways: list[tuple[DiskIo, DiskFile] | None] = [None] if program else []
-    ways += zip(engines, files, strict=True)
-    for way in ways[at % len(ways) :] + ways[: at % len(ways)]:
+    ways += list(zip(engines, files, strict=True))[: None if at < ROUNDS_OF_OTHERS else 1]
+    random.Random(at).shuffle(ways)
+    for way in ways:
         if way is not None:
             turns[way[0].name].append(await engine(*way, arena, direction, size))
         elif program is not None:
@@ -130,7 +133,7 @@ def _rows(what: str, turns: Turns, first: str, has_cpu_bar: bool) -> list[dict[s
             found.append(row(f"{what}, {way}, p99", _median(taken, "p99_ms"), "ms"))
     if "fio" not in turns:
         return [*found, row(f"{what}, against fio: not installed (Debian: fio)", 0, "×")]
-    ratio = _median(turns[first], "gb_per_s") / _median(turns["fio"], "gb_per_s")
+    ratio = _mean_speed(turns[first]) / _mean_speed(turns["fio"])
     return [*found, row(f"{what}, {first} against fio", ratio, "×", least=SPEED_RATIO_MIN)]
 
 
@@ -146,3 +149,7 @@ def _flood_rows(name: str, taken: Flood) -> list[dict[str, Any]]:
 
 def _median(taken: list[Turn], figure: str) -> float:
     return float(statistics.median(getattr(turn, figure) for turn in taken))
+
+
+def _mean_speed(taken: list[Turn]) -> float:
+    return statistics.fmean(turn.gb_per_s for turn in taken)
