@@ -28,7 +28,8 @@ from .fleet import ENVIRONMENT, DaemonProcess, until
 WRITERS = 2
 READERS = 1
 CHAIN_BLOCKS = 32
-BLOCKS_PER_CLIENT = 1 << 20
+BLOCKS_PER_CLIENT = 1 << 17
+"""Numbered apart. A block's number is part of its tokens, which are u32."""
 RECORD_BYTES = 4096 + BLOCK_BYTES
 SSD_MIB = 16
 FILL_SHARE = 1.5
@@ -162,6 +163,14 @@ class Checker(Actor):
             )
 
 
+def enough(actors: list[Actor], record: Record, least: int) -> bool:
+    """Whether more than `least` chains are acknowledged. Raises what an actor met."""
+    for actor in actors:
+        if actor.failure is not None:
+            raise actor.failure
+    return record.count() > least
+
+
 def kill_log(folder: Path, *, cycles: int = 200, seed: int = 1) -> dict[str, float]:
     """Kill and restart `cycles` times; every check is made before anything new is written."""
     chance, record = random.Random(seed), Record()
@@ -182,7 +191,7 @@ def kill_log(folder: Path, *, cycles: int = 200, seed: int = 1) -> dict[str, flo
             for actor in actors:
                 actor.start()
             least = record.count() if cycle else int(FILL_SHARE * (SSD_MIB << 20) / (CHAIN_BLOCKS * RECORD_BYTES))
-            until(lambda least=least: record.count() > least, "enough saves are acknowledged", 60)
+            until(lambda least=least, actors=actors: enough(actors, record, least), "enough saves are acknowledged", 60)
             time.sleep(chance.uniform(0, KILL_S_MAX))
             facts = daemon.status()["tiers"]["ssd"]
             for name in ("segments_reclaimed", "rewritten_bytes", "written_bytes"):
