@@ -14,7 +14,7 @@ from .fleet import ENVIRONMENT, DaemonProcess, until
 
 MEMORY_NAME = "flexkv-worker"
 """What `create_memory` calls a worker's memory."""
-BLOCKS_PER_WORKER = 1 << 20
+BLOCKS_PER_WORKER = 1 << 16
 GONE_S_MAX = 0.1
 SETTLE_S_MAX = 5.0
 
