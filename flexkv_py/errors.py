@@ -46,6 +46,7 @@ class ErrorCode(StrEnum):
     DIRECTORY_NOT_WRITABLE = "directory_not_writable"
     DIRECTORY_UNREADABLE = "directory_unreadable"
     DISK_FULL = "disk_full"
+    OUT_OF_FILES = "out_of_files"
     S3_UNREACHABLE = "s3_unreachable"
     S3_BUCKET_MISSING = "s3_bucket_missing"
     S3_DENIED = "s3_denied"

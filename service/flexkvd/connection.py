@@ -20,6 +20,7 @@ from typing import Protocol
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.framing import FrameDecoder
+from flexkv_tiers.open_files import out_of_files
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,8 @@ class Receiver(Protocol):
 class Connection:
     """A connected socket on the loop.
 
-    `descriptors` are those received and not yet taken; what nobody takes is closed.
+    `descriptors` are those received and not yet taken; what nobody takes is closed. None stands for one that was
+    sent, and that the kernel dropped because the daemon had no open file left for it.
     `write_bytes_max` bounds what is kept for a client that does not read.
     """
 
@@ -76,7 +78,7 @@ class Connection:
         self._receiver = receiver
         self._loop = loop
         self._frames = FrameDecoder()
-        self._descriptors: deque[int] = deque()
+        self._descriptors: deque[int | None] = deque()
         self._out = bytearray()
         self._write_bytes_max = write_bytes_max
         self._corked = False
@@ -86,8 +88,16 @@ class Connection:
         loop.add_reader(connected, self._readable)
 
     def take_descriptor(self) -> int | None:
-        """The oldest descriptor received; the caller owns it from now on."""
-        return self._descriptors.popleft() if self._descriptors else None
+        """The oldest descriptor received; the caller owns it from now on. None: the client sent none.
+
+        Raises FlexKVError(OUT_OF_FILES) when one was sent, and lost here.
+        """
+        if not self._descriptors:
+            return None
+        descriptor = self._descriptors.popleft()
+        if descriptor is None:
+            raise out_of_files("the daemon could not receive the descriptor of this memory")
+        return descriptor
 
     def send(self, frame: bytes | bytearray) -> None:
         """Send one frame now, or at the end of this turn when more may follow."""
@@ -161,10 +171,15 @@ class Connection:
             self._drop_descriptors()  # they came with a message that takes none
 
     def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]], *, truncated: bool) -> None:
+        received: list[int] = []
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 whole = len(content) - len(content) % array("i").itemsize
-                self._descriptors.extend(array("i", content[:whole]))
+                received += array("i", content[:whole])
+        self._descriptors.extend(received)
+        if truncated and len(received) < DESCRIPTORS_MAX:  # there was room for it in the message, not in the process
+            self._descriptors.append(None)
+            truncated = False
         if truncated or len(self._descriptors) > DESCRIPTORS_MAX:
             raise FlexKVError(
                 ErrorCode.LIMIT_EXCEEDED,
@@ -173,8 +188,10 @@ class Connection:
 
     def _drop_descriptors(self) -> None:
         while self._descriptors:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptors.popleft())
+            descriptor = self._descriptors.popleft()
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
 
     def _write(self) -> None:
         out = self._out

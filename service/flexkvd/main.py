@@ -14,6 +14,7 @@ from pathlib import Path
 
 import flexkv_py
 from flexkv_py.errors import FlexKVError
+from flexkv_tiers import open_files
 from flexkvd import preflight
 from flexkvd.config import Config, load_config
 
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(*map(str, problems))
     if given.check_config:
         return _say_fine(config, given.config or "the built-in configuration")
+    open_files.raise_limit()
     _log_to_stderr(config)
     for warning in preflight.warnings(config):
         log.warning("%s", warning)
@@ -78,6 +80,10 @@ def _run(config: Config) -> int:
             return runner.run(serve(config))
     except FlexKVError as error:
         return _refuse(str(error))
+    except OSError as error:
+        if not open_files.is_out_of_files(error):
+            raise
+        return _refuse(str(open_files.out_of_files("the daemon cannot go on", error)))
 
 
 def _log_to_stderr(config: Config) -> None:
@@ -89,7 +95,7 @@ def _log_to_stderr(config: Config) -> None:
 
 
 def _say_fine(config: Config, name: object) -> int:
-    for warning in preflight.warnings(config):
+    for warning in (*preflight.warnings(config), *preflight.held_now(config)):
         print(f"flexkvd: warning: {warning}", file=sys.stderr)  # noqa: T201 - there is no log
     print(f"{name} is fine")  # noqa: T201 - it is what was asked for
     return EXIT_OK

@@ -2,7 +2,8 @@
 
 Owns the checks that need a look at files, memory and disks, and only looks; what a file alone can get
 wrong is `config`'s. Called by `main`, for `--check-config` and before every start. Another daemon on
-the same socket or directory is no fault of the configuration: it is met, and named, at start.
+the same socket or directory is no fault of the configuration: it is met, and named, at start. For a directory
+`--check-config` warns of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from flexkv_py.errors import FlexKVError
-from flexkvd import socket_file
+from flexkvd import file_limit, socket_file
 from flexkvd.config import Config, read_token
 from flexkvd.stores import s3_config, ssd_wanted
 from flexkvd.tier_tables import S3Table, SsdTable
@@ -33,11 +34,15 @@ def problems(config: Config) -> list[FlexKVError]:
         checks.append(lambda: _check_ssd(ssd))
     if (s3 := config.s3) is not None:
         checks += [lambda: _check_s3(s3), lambda: _check_ca_bundle(s3)]
-    return [problem for check in checks if (problem := _problem(check)) is not None]
+    found = [problem for check in checks if (problem := _problem(check)) is not None]
+    if not found:  # sizes that were refused say nothing of the files they would need
+        found += [problem for problem in [_problem(lambda: file_limit.check(config))] if problem is not None]
+    return found
 
 
 def warnings(config: Config) -> Iterator[str]:
     """What works, though not as well as configured. Only for a configuration without problems."""
+    yield from file_limit.warnings(config)
     if config.ssd is None:
         return
     from flexkv_tiers.ssd.directory import look  # noqa: PLC0415 - only a daemon with a disk tier needs it
@@ -54,6 +59,17 @@ def warnings(config: Config) -> Iterator[str]:
     for directory in wanted.directories:
         room = room_in(directory, wanted.reserve_bytes)
         yield from _warnings_of_disk(directory, wanted.share_bytes, room.file_system_bytes, room.usable_bytes)
+
+
+def held_now(config: Config) -> Iterator[str]:
+    """Directories that somebody uses at this moment: a start now would end there. Only for a configuration that can."""
+    if config.ssd is None:
+        return
+    from flexkv_tiers.ssd.directory import holder  # noqa: PLC0415 - only a daemon with a disk tier needs it
+
+    for directory in ssd_wanted(config.ssd).directories:
+        if (who := holder(directory)) is not None:
+            yield f"a start now would be refused ({who})"
 
 
 def _warnings_of_disk(directory: Path, wanted_bytes: int, whole_bytes: int, room_bytes: int) -> Iterator[str]:

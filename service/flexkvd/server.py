@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.codec import decode_client, encode, is_row_path, request_id
 from flexkv_py.wire.messages import PROTOCOL_VERSION, ClientMessage, Failed, GoingAway, Hello, Welcome
+from flexkv_tiers.open_files import is_out_of_files, out_of_files
 from flexkvd.config import DaemonTable, LimitsTable
 from flexkvd.connection import Connection, Peer
 from flexkvd.requests import EPOCH_MAX, SHARD_MAX, Requests
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN_MAX = 32
 ACCEPT_PAUSE_S = 0.1
+ACCEPT_WARNING_S = 10.0
+"""Clients that cannot be accepted are told in the log once in so long."""
 NAME_CHARS_MAX = 256
 """Longest tenant, instance or client name."""
 ROLES = ("worker", "scheduler")
@@ -95,6 +98,7 @@ class Server:
         self._greeted: dict[Connection, Session] = {}
         self._ungreeted: dict[Connection, asyncio.TimerHandle] = {}
         self._accept_again: asyncio.TimerHandle | None = None
+        self._accept_warning_s = 0.0  # on the loop's clock: the next one is due then
         self._listen()
 
     @property
@@ -164,16 +168,26 @@ class Server:
                 connected, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:  # out of descriptors: the listener stays readable, so look away for a while
-                log.warning("cannot accept a client: %s", error)
-                self._loop.remove_reader(self._listener)
-                self._accept_again = self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
+            except OSError as error:
+                self._pause_accepting(error)
                 return
             connection = Connection(connected, self, self._loop, self._limits.write_buffer_bytes_max)
             late = self._loop.call_later(self._limits.hello_s_max, self._too_late, connection)
             self._ungreeted[connection] = late
             if self.connections > 2 * self._limits.sessions_max:
                 connection.close()
+
+    def _pause_accepting(self, error: OSError) -> None:
+        """The listener stays readable as long as the cause lasts, so look away for a while."""
+        self._loop.remove_reader(self._listener)
+        self._accept_again = self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
+        why: Exception = error
+        if is_out_of_files(error):
+            why = out_of_files("clients have to wait", error)
+            self.failures[ErrorCode.OUT_OF_FILES.value] += 1
+        if self._loop.time() >= self._accept_warning_s:
+            self._accept_warning_s = self._loop.time() + ACCEPT_WARNING_S
+            log.warning("cannot accept a client: %s", why)
 
     def _too_late(self, connection: Connection) -> None:
         why = f"no hello within {self._limits.hello_s_max:g} s (hello_s_max): say hello first"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.open_files import is_out_of_files, out_of_files
 
 PATH_BYTES_MAX = 107
 """What `sockaddr_un` has room for, without its final zero byte."""
@@ -56,6 +57,8 @@ def listen(path: str, mode: int) -> Listener:
         return Listener(listener, path, os.stat(path).st_ino)
     except OSError as error:
         listener.close()
+        if is_out_of_files(error):
+            raise out_of_files(f"no socket can be made at {path}", error) from error
         raise _bad_path(f"no socket can be made at {path} ({error.strerror}): check the directory's owner") from error
 
 

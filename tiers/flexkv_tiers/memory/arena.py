@@ -19,6 +19,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.codec import CHECKSUM_BYTES
 from flexkv_tiers.memory.memfd import page_bytes, sealed_memfd
+from flexkv_tiers.open_files import is_out_of_files, out_of_files
 
 POPULATE_SLICE_BYTES = 16 * 1024 * 1024
 """Populated at a time: about 10 ms, the longest that `stop` waits."""
@@ -62,8 +63,8 @@ class Arena:
     def __init__(self, segment_bytes: int, segment_count: int, *, huge_pages: bool = True) -> None:
         """Make and map `segment_count` memfds. No page is allocated before it is populated or touched.
 
-        `segment_bytes` is a multiple of 4 KiB. Raises FlexKVError(BAD_CONFIG) when the system
-        grants no such memory.
+        `segment_bytes` is a multiple of 4 KiB. Raises FlexKVError: BAD_CONFIG when the system
+        grants no such memory, OUT_OF_FILES when it has more segments than files may be open.
         """
         assert segment_bytes > 0
         assert segment_bytes % ALIGN_BYTES == 0
@@ -76,10 +77,12 @@ class Arena:
                 self._segments.append(_make_segment(segment_bytes, huge_pages=huge_pages))
         except OSError as error:
             self.close()
+            if is_out_of_files(error):
+                raise out_of_files(f"no arena of {segment_count} segments can be had", error) from error
             raise FlexKVError(
                 ErrorCode.BAD_CONFIG,
                 f"no memory for an arena of {segment_count} segments of {segment_bytes} bytes ({error.strerror}): "
-                "make it smaller, or raise the limits on memory, address space or open files",
+                "make it smaller, or raise the limits on memory or address space",
             ) from error
         self._transparent = huge_pages and _advise_huge(self._segments)
 

@@ -12,6 +12,7 @@ import mmap
 import os
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.open_files import is_out_of_files, out_of_files
 
 _OWNER_ONLY = 0o600
 
@@ -76,10 +77,12 @@ def check_sealed(descriptor: int, length: int) -> None:
 
 
 def map_shared(descriptor: int, length: int) -> mmap.mmap:
-    """Map the first `length` bytes readable and writable. Raises FlexKVError(BAD_MEMORY)."""
+    """Map the first `length` bytes readable and writable. Raises FlexKVError: BAD_MEMORY, OUT_OF_FILES."""
     try:
         return mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_out_of_files(error):  # a mapping keeps a descriptor of its own
+            raise out_of_files(f"{length} bytes of a client cannot be mapped", error) from error
         raise _refuse(
             f"{length} bytes cannot be mapped writable ({error}): send a descriptor opened for reading and writing, "
             "without F_SEAL_WRITE or F_SEAL_FUTURE_WRITE, and leave the daemon enough address space"

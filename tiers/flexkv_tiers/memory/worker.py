@@ -33,7 +33,8 @@ class WorkerMemory:
     def __init__(self, descriptor: int, message: RegisterMemory, geometry: Geometry) -> None:
         """Check and map.
 
-        Raises FlexKVError: BAD_ARGUMENT or GEOMETRY_MISMATCH for the numbers, BAD_MEMORY for the memory.
+        Raises FlexKVError: BAD_ARGUMENT or GEOMETRY_MISMATCH for the numbers, BAD_MEMORY for the memory,
+        OUT_OF_FILES when the daemon has no open file left for the mapping.
         The descriptor stays the caller's and may be closed as soon as this returns or raises.
         """
         check_layout(geometry, message)

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.open_files import is_out_of_files, out_of_files
 from flexkv_tiers.ssd.format import DIRECTORY_ID_BYTES, FORMAT_VERSION
 from flexkv_tiers.ssd.stripe_set import Marker, SetPlan, plan_set
 
@@ -32,6 +33,10 @@ _PARTIAL_NAME = "flexkv.json.partial"
 PROBE_NAME = "flexkv.probe"
 PARTIAL_SEGMENT_NAME = "segment.partial"
 _NOT_FOREIGN = {HOLDER_NAME, _PARTIAL_NAME, PROBE_NAME, "lost+found"}  # what an interrupted first start leaves
+_OWN_FILES = (MARKER_NAME, HOLDER_NAME, _PARTIAL_NAME, PROBE_NAME, PARTIAL_SEGMENT_NAME)
+_ENTRY_CURE = (
+    "let it be a file that the daemon's user owns and may read and write; if nobody needs what it holds, remove it"
+)
 _MARKER_BYTES_MAX = 64 * 1024
 _ID = re.compile(rf"[0-9a-f]{{{2 * DIRECTORY_ID_BYTES}}}")
 _SEGMENT_NAME = re.compile(r"segment-(\d{6,})\.kv")
@@ -125,6 +130,23 @@ def hold_to_read(directory: Path) -> Held:
         return Held(directory, bytes.fromhex(marker.id), lock)
 
 
+def holder(directory: Path) -> str | None:
+    """The sentence with which a start would be refused now because a daemon uses the directory; None: nobody does.
+
+    Tries a lock for a moment, as `flexkv verify` takes it. Raises FlexKVError as `acquire` does.
+    """
+    if not directory.exists():
+        return None
+    try:
+        with coded(directory):
+            os.close(_lock(directory, fcntl.LOCK_SH))
+    except FlexKVError as error:
+        if error.code is not ErrorCode.DIRECTORY_LOCKED:
+            raise
+        return str(error)
+    return None
+
+
 @contextmanager
 def coded(directory: Path, code: Callable[[Path, OSError], FlexKVError] | None = None) -> Iterator[None]:
     """Errors of the system become coded ones, by `refusal` unless told otherwise."""
@@ -160,6 +182,13 @@ def inspect(directory: Path) -> None:
             raise _os_error(errno.ENOTDIR)
         if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
             raise _os_error(errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES)
+        for name in _OWN_FILES:
+            if (directory / name).is_dir():
+                raise _os_error(errno.EISDIR, directory / name)
+        for segment in segments(directory) if place == directory else ():
+            path = segment_path(directory, segment.number)
+            if not os.access(path, os.R_OK | os.W_OK):
+                raise _os_error(errno.EACCES, path)
 
 
 def existing(directory: Path) -> Path:
@@ -181,6 +210,10 @@ def refusal(directory: Path, error: OSError) -> FlexKVError:
             f"the disk of {directory} is full ({error.strerror}): "
             "free space there, or configure a smaller capacity or another directory",
         )
+    if is_out_of_files(error):
+        return out_of_files(f"{_culprit(directory, error)} cannot be opened", error)
+    if (culprit := _culprit(directory, error)) != directory:
+        return FlexKVError(ErrorCode.DIRECTORY_NOT_WRITABLE, f"cannot use {culprit} ({error.strerror}): {_ENTRY_CURE}")
     return FlexKVError(
         ErrorCode.DIRECTORY_NOT_WRITABLE,
         f"cannot use {directory} for the SSD tier ({error.strerror}): "
@@ -190,12 +223,21 @@ def refusal(directory: Path, error: OSError) -> FlexKVError:
 
 def unreadable(directory: Path, error: OSError) -> FlexKVError:
     """The coded error for a directory that cannot be read."""
+    culprit = _culprit(directory, error)
+    if is_out_of_files(error):
+        return out_of_files(f"{culprit} cannot be opened", error)
     cures = {
         errno.ENOENT: "check the path, and that its disk is mounted",
         errno.ENOTDIR: "name the directory itself, as in [ssd] directory",
     }
     cure = cures.get(error.errno or 0, "run this as a user who may read it and its files, such as the daemon's")
-    return FlexKVError(ErrorCode.DIRECTORY_UNREADABLE, f"{directory} cannot be read ({error.strerror}): {cure}")
+    return FlexKVError(ErrorCode.DIRECTORY_UNREADABLE, f"{culprit} cannot be read ({error.strerror}): {cure}")
+
+
+def _culprit(directory: Path, error: OSError) -> Path:
+    """What the system complained of: an entry of the directory, else the directory itself."""
+    named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else directory
+    return named if named.parent == directory else directory
 
 
 def segments(directory: Path) -> list[SegmentFile]:
@@ -262,8 +304,8 @@ def _new_id() -> str:
     return secrets.token_hex(DIRECTORY_ID_BYTES)
 
 
-def _os_error(code: int) -> OSError:
-    return OSError(code, os.strerror(code))
+def _os_error(code: int, path: Path | None = None) -> OSError:
+    return OSError(code, os.strerror(code), path)
 
 
 def _foreign(directory: Path, why: str) -> FlexKVError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import PAGE_BYTES, parse_segment_header
 from flexkv_tiers.ssd.sizes import (
+    SEGMENT_BYTES_LEAST,
     check_capacity,
     kept_segment_bytes,
     reserve_bytes_of,
@@ -76,6 +78,21 @@ def room_in(directory: Path, reserve_bytes: int | None) -> Room:
     whole_bytes = disk.f_blocks * disk.f_frsize
     kept_free_bytes = reserve_bytes_of(whole_bytes, reserve_bytes, directory)
     return Room(whole_bytes, max(0, disk.f_bavail * disk.f_frsize - kept_free_bytes) + own_bytes)
+
+
+def segment_count(wanted: Wanted) -> int:
+    """Segments of all directories together once the tier is full, of the size most of those have that are there.
+
+    Where none is there and the first record is still to decide, of the size aimed at. Raises FlexKVError.
+    """
+    met: Counter[int] = Counter()
+    for directory in wanted.directories:
+        with directories.coded(directory):
+            if directory.exists():
+                met.update(each.file_bytes for each in directories.segments(directory))
+    [(usual_bytes, _)] = met.most_common(1) or [(0, 0)]
+    size_bytes = usual_bytes if usual_bytes >= SEGMENT_BYTES_LEAST else whole_pages(wanted.segment_bytes)
+    return len(wanted.directories) * (wanted.share_bytes // (size_bytes or target_segment_bytes(wanted.share_bytes)))
 
 
 def _segment_sizes(directory: Path, its_id: bytes) -> set[int]:

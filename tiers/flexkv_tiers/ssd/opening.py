@@ -118,16 +118,17 @@ def _adopt(log: Log, number: int, stripe: Stripe, met: Met, size_bytes: int, cen
 
 async def meet_segments(stripe: Stripe) -> list[Met]:
     """Open every segment file of a directory and read its header. Raises OSError."""
-    files = await stripe.io.run(partial(_open_all, stripe))
-    met = []
-    for number, file in files:
-        header, is_blank = None, False
-        with stripe.io.pages(2) as memory, suppress(TierFault):  # cut off, or unreadable
-            header, is_blank = await stripe.io.read(file, [memory], 0, partial(_look, memory))
-        if header is not None and (header.directory, header.number) != (stripe.held.id, number):
-            header = None  # a copy from elsewhere
-        met.append(Met(number, file, header, is_blank))
-    return met
+    return [await meet(stripe, number, file) for number, file in await stripe.io.run(partial(_open_all, stripe))]
+
+
+async def meet(stripe: Stripe, number: int, file: DiskFile) -> Met:
+    """Read the header of an open segment file."""
+    header, is_blank = None, False
+    with stripe.io.pages(2) as memory, suppress(TierFault):  # cut off, or unreadable
+        header, is_blank = await stripe.io.read(file, [memory], 0, partial(_look, memory))
+    if header is not None and (header.directory, header.number) != (stripe.held.id, number):
+        header = None  # a copy from elsewhere
+    return Met(number, file, header, is_blank)
 
 
 def _look(memory: memoryview) -> tuple[SegmentHeader | None, bool]:
@@ -139,8 +140,15 @@ def _look(memory: memoryview) -> tuple[SegmentHeader | None, bool]:
 
 
 def _open_all(stripe: Stripe) -> list[tuple[int, DiskFile]]:
-    found = directories.segments(stripe.directory)
-    return [(each.number, stripe.io.open(directories.segment_path(stripe.directory, each.number))) for each in found]
+    opened: list[tuple[int, DiskFile]] = []
+    try:
+        for each in directories.segments(stripe.directory):
+            opened.append((each.number, stripe.io.open(directories.segment_path(stripe.directory, each.number))))
+    except BaseException:
+        for _, file in opened:
+            file.close()
+        raise
+    return opened
 
 
 async def _remove(stripe: Stripe, files: Sequence[Met]) -> None:

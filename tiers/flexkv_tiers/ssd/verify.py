@@ -17,7 +17,7 @@ from flexkv_tiers.codec import parse_header
 from flexkv_tiers.diskio import open_disk_to_read
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.format import FREE, PAGE_BYTES, DeadMap, Entry, Layout
-from flexkv_tiers.ssd.opening import Met, meet_segments
+from flexkv_tiers.ssd.opening import Met, meet
 from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.recovery import read_index
 from flexkv_tiers.ssd.scan import verify_on_disk
@@ -59,11 +59,14 @@ async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
     stripe = Stripe(directories.hold_to_read(directory), open_disk_to_read(DEPTH), 0, Owed())
     try:
         with directories.coded(directory, directories.unreadable):
-            met = await meet_segments(stripe)
-        for index, each in enumerate(met):
-            stripe.files[index] = each.file
-        for index, each in enumerate(met):
-            yield await _verify_segment(stripe, index, each)
+            found = await stripe.io.run(partial(directories.segments, directory))
+        for index, each in enumerate(found):  # one open file at a time, however many there are
+            with directories.coded(directory, directories.unreadable):
+                path = directories.segment_path(directory, each.number)
+                stripe.files[index] = await stripe.io.run(partial(stripe.io.open, path))
+            report = await _verify_segment(stripe, index, await meet(stripe, each.number, stripe.files[index]))
+            stripe.files.pop(index).close()
+            yield report
     finally:
         await stripe.close()
 
