@@ -6,6 +6,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from flexkv_py.client import Client, PagedLayout, create_memory
+from flexkv_py.client import Client
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import SsdStore
 from flexkvd import file_limit, preflight
+from flexkvd.config import load_config
 from tests.tiers.contract import Frames, block, opened, write_all
 
-from .conftest import GEOMETRY, PAGE_TOKENS, DaemonThread
+from .conftest import GEOMETRY, DaemonThread, Worker
 from .test_preflight import config
 from .test_process import COMMAND, ENVIRONMENT, Process
 
@@ -92,8 +93,8 @@ def test_too_few_files_for_all_clients_is_a_warning(tmp_path: Path) -> None:
     assert (tight.returncode, "is fine" in tight.stdout) == (0, True)
     assert "2000 for clients" in tight.stderr
     assert "LimitNOFILE=" in tight.stderr
-    file = write_config(tmp_path, 'bytes = "16MiB"', "sessions_max = 100")
-    assert limited(256, 1024, *COMMAND, "--check-config", "--config", str(file)).stderr == ""
+    fewer = config(tmp_path, limits={"sessions_max": 100}, ssd={"directory": str(tmp_path / "ssd"), "bytes": "16MiB"})
+    assert file_limit.files_needed(fewer).all < 1024
 
 
 def test_segments_are_counted_by_the_size_they_have_or_will_have(tmp_path: Path, frames: Frames) -> None:
@@ -120,13 +121,13 @@ def fill(directory: Path, frames: Frames) -> None:
 
 @pytest.fixture
 def frames() -> Iterator[Frames]:
-    arena = Arena(256 * KIB, 4, huge_pages=False)
-    yield Frames(arena)
-    arena.close()
+    frames = Frames()
+    yield frames
+    frames.arena.close()
 
 
 def test_the_daemon_raises_its_soft_limit(tmp_path: Path) -> None:
-    """A shell's 256 is no limit to a daemon whose hard limit is higher."""
+    """A shell's 256 is no limit to it; while it holds its directory --check-config warns, naming the process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -135,6 +136,7 @@ def test_the_daemon_raises_its_soft_limit(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
         assert resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+        wanted = load_config(process.config)
         checked = limited(soft, hard, *COMMAND, "--check-config", "--config", str(process.config))
         assert checked.returncode == 0
         assert "a start now would be refused ([directory_locked]" in checked.stderr
@@ -142,24 +144,24 @@ def test_the_daemon_raises_its_soft_limit(tmp_path: Path) -> None:
     finally:
         process.process.kill()
         process.process.wait()
-    checked = limited(soft, hard, *COMMAND, "--check-config", "--config", str(process.config))
-    assert checked.stderr == ""
+    assert list(preflight.held_now(wanted)) == []
 
 
-@pytest.mark.parametrize("left", [0, 1])
+@pytest.mark.parametrize("left", [1, 2])
 def test_a_memory_that_finds_no_open_file_is_told_so(tmp_path: Path, left: int) -> None:
-    """Whether its descriptor is lost on the way in (0 left) or its mapping fails (1 left); later it works."""
+    """Whether its descriptor is lost on the way in or its mapping fails; later it works.
+
+    The client's own duplicate takes one of those left.
+    """
     daemon = DaemonThread(tmp_path)
-    layout = PagedLayout(GEOMETRY, PAGE_TOKENS, 8)
     try:
         with Client(daemon.socket, GEOMETRY) as client:
-            client.ping()
-            memory = create_memory(layout.byte_count)
+            worker = Worker(client)
             with files_left(left), pytest.raises(FlexKVError) as caught:
-                client.register(memory, layout)
+                worker.register()
             assert caught.value.code is ErrorCode.OUT_OF_FILES
             assert "LimitNOFILE=" in caught.value.message
-            client.register(memory, layout)
+            worker.register()
     finally:
         daemon.stop()
 
@@ -187,7 +189,7 @@ def test_verify_opens_one_segment_at_a_time(tmp_path: Path, frames: Frames) -> N
     fill(directory, frames)
     for number in range(100, 200):
         (directory / f"segment-{number:06d}.kv").write_bytes(bytes(8 * KIB))
-    command = [sys.executable, "-m", "flexkvd.cli", "verify", str(directory)]
+    command = [sys.executable, "-c", "from flexkvd.cli import main; raise SystemExit(main())", "verify", str(directory)]
     ended = limited(40, 40, *command)
     assert ended.returncode == 0, ended.stderr
     assert "8 records whole" in ended.stdout
@@ -205,14 +207,23 @@ def test_an_entry_in_the_way_is_named(tmp_path: Path, frames: Frames, name: str)
     assert "Is a directory" in problem.message
 
 
+def test_a_start_names_what_is_in_the_way_too(tmp_path: Path, frames: Frames) -> None:
+    """Also when it came after the configuration was checked."""
+    (tmp_path / "flexkv.probe").mkdir()
+    with pytest.raises(FlexKVError) as caught:
+        fill(tmp_path, frames)
+    assert f"cannot use {tmp_path / 'flexkv.probe'} (Is a directory)" in caught.value.message
+
+
 def test_a_segment_without_rights_is_named(frames: Frames) -> None:
     """By --check-config, as a start would: the file, why, and what to do with it."""
     script = (
-        "import os, sys; os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]));"
-        "from pathlib import Path; from flexkv_tiers.ssd import directory;"
-        "directory.inspect(Path(sys.argv[2]))"
+        "import os, sys; from pathlib import Path; from flexkv_tiers.ssd import directory;"
+        "os.getuid() or os.setuid(int(sys.argv[1])); directory.inspect(Path(sys.argv[2]))"
     )
-    with public_folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="flexkv-") as name:  # whose parents anybody may enter
+        folder = Path(name)
+        os.chmod(folder, 0o755)
         fill(folder / "ssd", frames)
         os.chmod(folder / "ssd", 0o777)
         segments = sorted((folder / "ssd").glob("segment-*.kv"))
