@@ -47,7 +47,7 @@ class FilesNeeded:
 
 
 def files_needed(config: Config) -> FilesNeeded:
-    """Open files when all tiers are full and every client has come. Raises FlexKVError for a directory it can't list."""
+    """Open files when all tiers are full and every client has come. Raises FlexKVError for an unreadable directory."""
     segments = 0
     if config.ssd is not None:
         from flexkv_tiers.ssd.inspection import segment_count  # noqa: PLC0415 - only a daemon with a disk tier needs it

@@ -46,7 +46,8 @@ def write_config(folder: Path, ssd: str = "", limits: str = "") -> Path:
     file = folder / "flexkvd.toml"
     file.write_text(
         f'[daemon]\nsocket = "{folder}/worker.sock"\n[api]\nsocket = ""\n'
-        f'[dram]\nbytes = "4MiB"\nsegment_bytes = "4MiB"\n[limits]\n{limits}\n[ssd]\ndirectory = "{folder}/ssd"\n{ssd}\n'
+        f'[dram]\nbytes = "4MiB"\nsegment_bytes = "4MiB"\n[limits]\n{limits}\n'
+        f'[ssd]\ndirectory = "{folder}/ssd"\n{ssd}\n'
     )
     return file
 

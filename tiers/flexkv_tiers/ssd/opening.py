@@ -143,7 +143,8 @@ def _open_all(stripe: Stripe) -> list[tuple[int, DiskFile]]:
     opened: list[tuple[int, DiskFile]] = []
     try:
         for each in directories.segments(stripe.directory):
-            opened.append((each.number, stripe.io.open(directories.segment_path(stripe.directory, each.number))))
+            file = stripe.io.open(directories.segment_path(stripe.directory, each.number))
+            opened.append((each.number, file))
     except BaseException:
         for _, file in opened:
             file.close()
