@@ -41,8 +41,8 @@ class FilesNeeded:
 
     def __str__(self) -> str:
         return (
-            f"{self.all} ({self.segments} segments of [ssd], {self.arena} for the arena, {self.clients} for clients "
-            f"as [limits] sessions_max allows, {OTHER_FILES} others)"
+            f"{self.all} files ({self.segments} segments of [ssd], {self.arena} for the arena, {self.clients} for "
+            f"clients as [limits] sessions_max allows, {OTHER_FILES} others)"
         )
 
 
@@ -63,7 +63,7 @@ def check(config: Config) -> None:
     if needed.least > limit:
         raise FlexKVError(
             ErrorCode.OUT_OF_FILES,
-            f"this configuration opens up to {needed} files, but the process may open {limit} (RLIMIT_NOFILE, hard): "
+            f"this configuration opens up to {needed}, but the process may open {limit} (RLIMIT_NOFILE, hard): "
             f"{open_files.CURE}, or have fewer and larger segments ([ssd] and [dram] segment_bytes)",
         )
 
@@ -73,6 +73,6 @@ def warnings(config: Config) -> Iterator[str]:
     needed, limit = files_needed(config), open_files.limit()
     if needed.all > limit:
         yield (
-            f"this configuration opens up to {needed} files, but the process may open {limit} (RLIMIT_NOFILE, hard), "
+            f"this configuration opens up to {needed}, but the process may open {limit} (RLIMIT_NOFILE, hard), "
             f"so that clients will be turned away when it is busy: {open_files.CURE}, or lower [limits] sessions_max"
         )

@@ -16,6 +16,7 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.base import TierFault
 from flexkv_tiers.ssd import SsdStore
 from flexkvd import file_limit, preflight
 from flexkvd.config import load_config
@@ -146,6 +147,20 @@ def test_the_daemon_raises_its_soft_limit(tmp_path: Path) -> None:
         process.process.kill()
         process.process.wait()
     assert list(preflight.held_now(wanted)) == []
+
+
+def test_a_segment_that_finds_no_open_file_is_a_fault_that_says_so(tmp_path: Path, frames: Frames) -> None:
+    """It blames neither the directory nor its rights, and the next save is taken once there are files again."""
+
+    async def life() -> None:
+        store = SsdStore(tmp_path, 1024 * KIB, frames.arena, segment_bytes=128 * KIB, reserve_bytes=0)
+        async with opened(store) as tier:
+            with files_left(0), pytest.raises(TierFault) as caught:
+                await write_all(tier, frames, [block(1)])
+            assert "RLIMIT_NOFILE" in str(caught.value)
+            await write_all(tier, frames, [block(2)])
+
+    asyncio.run(life())
 
 
 @pytest.mark.parametrize("left", [1, 2])
