@@ -197,7 +197,7 @@ class SsdStore:
     # ------------------------------------------------------------------ moves
 
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
-        """Write one record and return its location; it outlives this process. Raises TierFault IO, FULL or DOWN."""
+        """Write one record and return its location; it outlives us. Raises TierFault IO, FULL, TOO_LONG or DOWN."""
         with self._moving_on():
             if self._health.down:
                 raise TierFault(Fault.DOWN, self._health.because)
@@ -218,15 +218,19 @@ class SsdStore:
             self._log.release(pages)
 
     def _check_fits(self, pages: int) -> None:
-        """The first record of an empty tier decides how large its segments are. Raises TierFault FULL."""
+        """The first record of an empty tier decides how large its segments are. Raises TierFault TOO_LONG."""
         if self._log.layout is None and (size_bytes := segment_bytes_for(pages, self._share_bytes)):
             self._fix(size_bytes)
         if self._log.layout is None or pages > self._log.layout.record_pages_max:
-            room = self._log.layout.segment_bytes if self._log.layout else self._share_bytes // 2
+            room_bytes = self._log.layout.segment_bytes if self._log.layout else self._share_bytes // 2
+            wanted_bytes = segment_bytes_for(pages, self._share_bytes)
+            cure = (
+                f"set segment_bytes to {wanted_bytes} or more" if wanted_bytes else "raise bytes; two segments must fit"
+            )
             raise TierFault(
-                Fault.FULL,
-                f"a record of {pages * PAGE_BYTES} bytes does not fit a segment of {room}: empty the directory to have "
-                "segments of another size, or raise [ssd] bytes and segment_bytes",
+                Fault.TOO_LONG,
+                f"a record of {pages * PAGE_BYTES} bytes does not fit a segment of {room_bytes}: to have such blocks "
+                f"on SSD, empty all its directories and, in [ssd], {cure}",
             )
 
     async def _place(self, block: BlockName, chunks: Sequence[FrameSpan], pages: int) -> Placed:
