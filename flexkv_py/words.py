@@ -28,6 +28,8 @@ class Fault(StrEnum):
     """The device or server failed; another try may work."""
     FULL = "full"
     """No room in the target tier."""
+    TOO_LONG = "too_long"
+    """A record of this length fits nowhere in the target tier, however much room is made."""
     LATE = "late"
     """It did not end within its deadline."""
     DOWN = "down"

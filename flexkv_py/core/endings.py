@@ -163,7 +163,11 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             level.used_bytes -= block.index.record_bytes
         if result.fault is Fault.FULL:
             make_room_after_fault(state, level, block.index)
-        state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
+        if result.fault is Fault.TOO_LONG:
+            level.too_long_because = result.detail or result.fault.value
+            level.too_long_bytes = min(level.too_long_bytes or block.index.record_bytes, block.index.record_bytes)
+        else:
+            state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         state.count("faults", f"{target.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", target.tier, f"demotion: {result.fault.value}: {result.detail}")
         state.wake_at(level.pause_until_ns, "pause", int(target.tier))

@@ -16,7 +16,7 @@ from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.history import History
-from flexkv_py.core.messages import BlockName, Instruction, Tier, TransferResult
+from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
@@ -60,6 +60,7 @@ class Level:
         self.wrote_ns = 0  # when the last write ended, or the first of those in flight began
         self.last_fault = ""
         self.full = False  # the last write found no room, whatever we counted, and nothing there may go
+        self.too_long_bytes, self.too_long_because = 0, ""  # the shortest record the tier can never hold; 0: none known
         self.recovering = tier in config.recovers  # not all that the last life left here is known yet
         self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
         self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
@@ -80,7 +81,7 @@ class Level:
             return f"the tier is down: {self.down_reason}"
         if self.capacity_bytes and record_bytes > self.capacity_bytes:
             return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
-        return ""
+        return self.too_long_because if 0 < self.too_long_bytes <= record_bytes else ""
 
     def ails(self, now_ns: int) -> bool:
         """S3 pauses after a fault, or answers no write: nobody who needs room waits for it (elsewhere they do)."""
@@ -113,7 +114,7 @@ class Level:
             self.faults_in_row = 0
             if self._shrunk_until_ns <= now_ns:
                 self.capacity_bytes = self._room_bytes
-        elif self.pause_until_ns <= now_ns:  # writes that fail together are one fault
+        elif result.fault is not Fault.TOO_LONG and self.pause_until_ns <= now_ns:  # those of one moment are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 

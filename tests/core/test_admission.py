@@ -178,3 +178,42 @@ def test_a_full_tier_that_can_drop_nothing_refuses(benches):
     for write in bench.moves(MoveKind.DEMOTE):
         bench.finish(write.transfer, Fault.FULL)
     assert bench.outcomes(ticket) == [Outcome.REFUSED]
+
+
+def too_long(bench, ticket_keys=("long",), **save):
+    """Save blocks the SSD says can never fit; returns the tickets and the one write that found out."""
+    tickets = [bench.save(chain(1, key), **save) for key in ticket_keys]
+    bench.settle_copies()
+    [write, *others] = bench.moves(MoveKind.DEMOTE)
+    for each in (write, *others):
+        bench.finish(each.transfer, Fault.TOO_LONG)
+    bench.settle_once()
+    return tickets
+
+
+def test_a_record_that_can_never_fit_moves_nobody(benches):
+    """TOO_LONG drops nothing, shrinks nothing, pauses nothing, and refuses that save and the next at once."""
+    bench = benches(**TWO, policy="lru", dram_clean_ahead=0.0)
+    bench.save(chain(4), ack=Tier.SSD)
+    bench.settle()
+    ssd = bench.planner.state.levels[Tier.SSD]
+    [ticket] = too_long(bench, ack=Tier.SSD)
+    later = bench.save(chain(1, "later"), ack=Tier.SSD)
+    bench.settle_copies()
+    assert not bench.moves(MoveKind.DEMOTE)
+    assert bench.outcomes(ticket) == bench.outcomes(later) == [Outcome.REFUSED]
+    assert not bench.moves(MoveKind.DROP)
+    assert (ssd.capacity_bytes, ssd.used_bytes) == (TWO["ssd_bytes"], 4 * RECORD_BYTES)
+    assert (ssd.pause_until_ns, ssd.faults_in_row) == (0, 0)
+
+
+def test_a_record_that_can_never_fit_goes_past_ssd(benches):
+    """With S3 such blocks go there; without, they are dropped, and the story says why SSD did not take them."""
+    for tiers, demoted in ((TWO, []), (THREE, [Tier.S3])):
+        bench = benches(**tiers, policy="lru")
+        too_long(bench, ack=Tier.SSD)
+        [key] = chain(1, "long")
+        flood(bench)
+        told = bench.planner.story(key)
+        assert [each.tier for each in told if each.what == "demote" and each.detail != "demanded"] == demoted
+        assert any("no tier below takes it: too_long" in each.detail for each in told) == (not demoted)

@@ -143,9 +143,9 @@ def connect(daemon: DaemonThread) -> Iterator[Callable[..., Client]]:
 class Worker:
     """A client with paged KV of its own in a sealed memfd, whose bytes the test can see and set."""
 
-    def __init__(self, client: Client, block_count: int = 64) -> None:
+    def __init__(self, client: Client, block_count: int = 64, geometry: Geometry = GEOMETRY) -> None:
         self.client = client
-        self.layout = PagedLayout(GEOMETRY, page_count=block_count * PAGES_PER_BLOCK, page_tokens=PAGE_TOKENS)
+        self.layout = PagedLayout(geometry, page_count=block_count * PAGES_PER_BLOCK, page_tokens=PAGE_TOKENS)
         self.descriptor = create_memory(self.layout.bytes)
         weakref.finalize(self, os.close, self.descriptor)
         self.bytes = mmap.mmap(self.descriptor, self.layout.bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -272,6 +273,10 @@ def test_the_first_record_decides_the_segment_size(tmp_path, frames):
             frames.arena.set_checksum(huge[0].frame, bytes(16))
             with pytest.raises(TierFault, match="does not fit a segment") as caught:
                 await store.write(block(2), huge)
-            assert caught.value.fault is Fault.FULL
+            assert caught.value.fault is Fault.TOO_LONG
+            wanted_bytes = int(re.search(r"segment_bytes to (\d+) or more", caught.value.detail)[1])
+        other = SsdStore(tmp_path / "other", 16 << 20, frames.arena, segment_bytes=wanted_bytes)
+        async with opened(other):
+            assert await other.write(block(2), huge) >= 0, "what the cure says cures"
 
     asyncio.run(scene())

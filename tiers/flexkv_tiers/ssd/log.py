@@ -79,6 +79,11 @@ class Log:
         """The file system has room again."""
         self.disks[disk].segments_max = self.disks[disk].segments_planned
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether some file system has less room than its share: live records may be more than there is room for."""
+        return any(disk.segments_max < disk.segments_planned for disk in self.disks)
+
     def activate(self, segment: Segment, *, rewriting: bool) -> None:
         """Records of this kind go into this one from here on."""
         disk = self.disks[segment.disk]
@@ -183,12 +188,18 @@ class Log:
             number = (self._turn + step) % count
             if down[number]:
                 continue
-            disk = self.disks[number]
-            has_room = disk.active is not None and self._fits(disk.active, shape, pages)
-            rank = (not has_room and not self.may_open(number, rewriting=False), disk.writing_bytes)
+            rank = (not self._has_room(number, shape, pages), self.disks[number].writing_bytes)
             if best is None or rank < best:
                 best, chosen = rank, number
         return chosen
+
+    def has_room(self, shape: Shape, pages: int, down: Sequence[bool]) -> bool:
+        """Whether a directory takes a new record at once, or can open a segment for it."""
+        return any(not down[number] and self._has_room(number, shape, pages) for number in range(len(self.disks)))
+
+    def _has_room(self, disk: int, shape: Shape, pages: int) -> bool:
+        active = self.disks[disk].active
+        return (active is not None and self._fits(active, shape, pages)) or self.may_open(disk, rewriting=False)
 
     def place(self, disk: int, block: BlockName, shape: Shape, pages: int, *, rewriting: bool = False) -> Placed | None:
         """Take room in the directory's segment for this kind; None when it has none for this record."""

@@ -121,7 +121,7 @@ class Cleaner:
         if not self._waiters and (not few or self._log.layout is None):
             return False
         urgent = bool(self._waiters)
-        may_lose = not self._stripe.cut
+        may_lose = not self._log.is_cut  # where one disk is full, whoever counts the room is told instead
         victim = choose_victim(self._log, self._number, urgent=urgent, may_lose=may_lose, spared=self._spared)
         if urgent and (victim is None or victim.may_lose) and await self._roller.share(self._number):
             self._answer(True)  # before anything is let go of

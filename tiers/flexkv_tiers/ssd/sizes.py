@@ -111,6 +111,16 @@ def segment_bytes_for(record_pages: int, capacity_bytes: int) -> int:
     return pages * PAGE_BYTES if 2 * pages * PAGE_BYTES <= capacity_bytes else 0
 
 
+def too_long(record_pages: int, room_bytes: int, share_bytes: int) -> str:
+    """Why a record does not go into a segment of `room_bytes`, and what would have to be set."""
+    wanted_bytes = segment_bytes_for(record_pages, share_bytes)
+    cure = f"set segment_bytes to {wanted_bytes} or more" if wanted_bytes else "raise bytes; two segments must fit"
+    return (
+        f"a record of {record_pages * PAGE_BYTES} bytes does not fit a segment of {room_bytes}: to have such blocks on "
+        f"SSD, empty all its directories and, in [ssd], {cure}"
+    )
+
+
 def spare_count(segment_count: int) -> int:
     """Segments of a directory's `segment_count` that are kept free."""
     return max(1, segment_count // SPARE_SHARE)

@@ -38,6 +38,7 @@ from flexkv_tiers.ssd.sizes import (
     planned_usable_bytes,
     segment_bytes_for,
     target_segment_bytes,
+    too_long,
     whole_pages,
 )
 from flexkv_tiers.ssd.status import status_of
@@ -197,7 +198,7 @@ class SsdStore:
     # ------------------------------------------------------------------ moves
 
     async def write(self, block: BlockName, chunks: Sequence[FrameSpan]) -> int:
-        """Write one record and return its location; it outlives this process. Raises TierFault IO, FULL or DOWN."""
+        """Write one record and return its location; it outlives us. Raises TierFault IO, FULL, TOO_LONG or DOWN."""
         with self._moving_on():
             if self._health.down:
                 raise TierFault(Fault.DOWN, self._health.because)
@@ -218,16 +219,12 @@ class SsdStore:
             self._log.release(pages)
 
     def _check_fits(self, pages: int) -> None:
-        """The first record of an empty tier decides how large its segments are. Raises TierFault FULL."""
+        """The first record of an empty tier decides how large its segments are. Raises TierFault TOO_LONG."""
         if self._log.layout is None and (size_bytes := segment_bytes_for(pages, self._share_bytes)):
             self._fix(size_bytes)
         if self._log.layout is None or pages > self._log.layout.record_pages_max:
-            room = self._log.layout.segment_bytes if self._log.layout else self._share_bytes // 2
-            raise TierFault(
-                Fault.FULL,
-                f"a record of {pages * PAGE_BYTES} bytes does not fit a segment of {room}: empty the directory to have "
-                "segments of another size, or raise [ssd] bytes and segment_bytes",
-            )
+            room_bytes = self._log.layout.segment_bytes if self._log.layout else self._share_bytes // 2
+            raise TierFault(Fault.TOO_LONG, too_long(pages, room_bytes, self._share_bytes))
 
     async def _place(self, block: BlockName, chunks: Sequence[FrameSpan], pages: int) -> Placed:
         shape = tuple(chunk.length for chunk in chunks)
@@ -239,7 +236,8 @@ class SsdStore:
             if not self._serving:
                 raise TierFault(Fault.DOWN, "the SSD tier was closed while a write waited for room")
             asked_s = self._now_s()
-            number = self._log.choose_disk(shape, pages, self._health.paused(asked_s))
+            paused = self._health.paused(asked_s)
+            number = self._log.choose_disk(shape, pages, paused)
             active = self._log.disks[number].active
             if placed := self._log.place(number, block, shape, pages):
                 return placed
@@ -251,13 +249,21 @@ class SsdStore:
                 if fault.fault is not Fault.FULL:
                     raise
                 opened, full = False, fault.detail
-            if opened:
+            if not (opened or self._log.has_room(shape, pages, paused) or await self._reclaim(number, paused)):
+                raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
+        raise TierFault(Fault.FULL, "others took the room every time some came free")
+
+    async def _reclaim(self, first: int, paused: Sequence[bool]) -> bool:
+        """Wait until a directory, `first` before others, can open a segment; False when none of them will."""
+        count = len(self._cleaners)
+        for number in ((first + step) % count for step in range(count)):
+            if paused[number]:
                 continue
             if self._log.only_active(number):
                 self._roller.retire_all(number)  # the cleaner has no other to empty
-            if not await self._cleaners[number].room():
-                raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
-        raise TierFault(Fault.FULL, "others took the room every time some came free")
+            if await self._cleaners[number].room():
+                return True
+        return False
 
     async def _write(
         self, placed: Placed, block: BlockName, chunks: Sequence[FrameSpan], encoded: ChunksToWrite
