@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -21,8 +22,10 @@ from pathlib import Path
 import msgspec
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_tiers.ssd.format import DIRECTORY_ID_BYTES, FORMAT_VERSION
-from flexkv_tiers.ssd.stripe_set import Marker, SetPlan, plan_set
+from flexkv_tiers.ssd.format import DIRECTORY_ID_BYTES
+from flexkv_tiers.ssd.stripe_set import MARKER_VERSION, MARKER_VERSIONS_READ, Marker, SetPlan, plan_set
+
+log = logging.getLogger(__name__)
 
 FORMAT = "flexkv-ssd"
 MARKER_NAME = "flexkv.json"
@@ -251,8 +254,9 @@ def _read_marker(directory: Path) -> Marker | None:
         raise _foreign(directory, f"its {MARKER_NAME} cannot be read ({error})") from error
     if marker.format != FORMAT:
         raise _foreign(directory, f"its {MARKER_NAME} says format {marker.format!r}, not {FORMAT!r}")
-    if marker.version != FORMAT_VERSION:
-        raise _foreign(directory, f"it has format version {marker.version}, this flexkvd reads {FORMAT_VERSION}")
+    if marker.version not in MARKER_VERSIONS_READ:
+        known = " and ".join(map(str, MARKER_VERSIONS_READ))
+        raise _foreign(directory, f"its {MARKER_NAME} has version {marker.version}, this flexkvd reads {known}")
     if not all(map(_ID.fullmatch, (marker.id, marker.stripe_set, *marker.members))):
         raise _foreign(directory, f"its {MARKER_NAME} has an id that is not of {DIRECTORY_ID_BYTES} bytes")
     return marker
@@ -287,10 +291,10 @@ def _write_markers(directories: Sequence[Path], markers: Sequence[Marker | None]
             if directory in plan.outdated:
                 _remove_segments(directory)
             if marker is None or marker.id != its_id:
-                _write_marker(directory, Marker(FORMAT, FORMAT_VERSION, its_id, plan.stripe_set))
+                _write_marker(directory, Marker(FORMAT, MARKER_VERSION, its_id, plan.stripe_set))
     for directory, its_id in zip(directories, plan.ids, strict=True):
         with coded(directory):
-            named = Marker(FORMAT, FORMAT_VERSION, its_id, plan.stripe_set, plan.generation, plan.ids)
+            named = Marker(FORMAT, MARKER_VERSION, its_id, plan.stripe_set, plan.generation, plan.ids)
             _write_marker(directory, named)
 
 
@@ -305,7 +309,9 @@ def _write_marker(directory: Path, marker: Marker) -> None:
 
 
 def _remove_segments(directory: Path) -> None:
-    for segment in segments(directory):
+    found = segments(directory)
+    log.warning("%s is emptied of %d segments: its set went on without it", directory, len(found))
+    for segment in found:
         segment_path(directory, segment.number).unlink()
 
 
