@@ -190,7 +190,8 @@ def test_directories_of_a_set_may_be_listed_in_any_order_and_more_may_join(tmp_p
 
 
 OLD_MARKERS = [
-    b'{"format":"flexkv-ssd","version":2,"id":"%s","stripe_set":"%s","position":%d,"count":2}' % (its_id, b"5e" * 16, at)
+    b'{"format":"flexkv-ssd","version":2,"id":"%s","stripe_set":"%s","position":%d,"count":2}'
+    % (its_id, b"5e" * 16, at)
     for at, its_id in enumerate((b"a1" * 16, b"b2" * 16))
 ]
 """As a flexkvd wrote them that knew no lists of members."""

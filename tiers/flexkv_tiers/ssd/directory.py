@@ -38,6 +38,8 @@ _NOT_FOREIGN = {HOLDER_NAME, _PARTIAL_NAME, PROBE_NAME, "lost+found"}  # what an
 _MARKER_BYTES_MAX = 64 * 1024
 _ID = re.compile(rf"[0-9a-f]{{{2 * DIRECTORY_ID_BYTES}}}")
 _SEGMENT_NAME = re.compile(r"segment-(\d{6,})\.kv")
+_CURE_OF_MARKED = "configure an empty directory, or delete this one's content if nobody needs it"
+"""Not for a directory without a marker: it may be `/`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,16 @@ def segments(directory: Path) -> list[SegmentFile]:
     return sorted(found, key=lambda segment: segment.number)
 
 
+def not_files(directory: Path) -> list[int]:
+    """Numbers of segments in whose place lies a directory, a link or the like: no daemon opens them. Raises OSError."""
+    with os.scandir(directory) as entries:
+        return sorted(
+            int(match[1])
+            for entry in entries
+            if (match := _SEGMENT_NAME.fullmatch(entry.name)) and not entry.is_file(follow_symlinks=False)
+        )
+
+
 def file_system_bytes(directory: Path) -> int:
     """Size of the file system; 0 for one without a size of its own."""
     disk = os.statvfs(directory)
@@ -245,7 +257,8 @@ def _read_marker(directory: Path) -> Marker | None:
         names = set(os.listdir(directory)) - _NOT_FOREIGN
         if not names:
             return None
-        raise _foreign(directory, f"it holds {sorted(names)[0]!r} but no {MARKER_NAME}")
+        why = f"it holds {sorted(names)[0]!r} but no {MARKER_NAME}"
+        raise _foreign(directory, why, "name an empty directory, or one that an SSD tier uses")
     with path.open("rb") as file:
         raw = file.read(_MARKER_BYTES_MAX)
     try:
@@ -270,11 +283,10 @@ def _os_error(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-def _foreign(directory: Path, why: str) -> FlexKVError:
+def _foreign(directory: Path, why: str, cure: str = _CURE_OF_MARKED) -> FlexKVError:
     return FlexKVError(
         ErrorCode.DIRECTORY_FOREIGN,
-        f"{directory} does not belong to this SSD tier: {why}. Nothing in it was changed: "
-        "configure an empty directory, or delete this one's content if nobody needs it",
+        f"{directory} does not belong to this SSD tier: {why}. Nothing in it was changed: {cure}",
     )
 
 

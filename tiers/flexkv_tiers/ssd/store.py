@@ -244,7 +244,7 @@ class SsdStore:
             if placed := self._log.place(number, block, shape, pages):
                 return placed
             try:
-                full = "no segment is free and none can be reclaimed"
+                full = f"{self._directories[number]}: no segment is free and none can be reclaimed"
                 opened = await self._roller.open_next(number, active, rewriting=False)
             except TierFault as fault:
                 self._health.failed(number, fault, asked_s, self._now_s())
@@ -256,7 +256,7 @@ class SsdStore:
             if self._log.only_active(number):
                 self._roller.retire_all(number)  # the cleaner has no other to empty
             if not await self._cleaners[number].room():
-                raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
+                raise TierFault(Fault.FULL, full)
         raise TierFault(Fault.FULL, "others took the room every time some came free")
 
     async def _write(

@@ -15,10 +15,9 @@ import msgspec
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 
-
 MARKER_VERSION = 3
 MARKER_VERSIONS_READ = 2, MARKER_VERSION
-"""In version 2 there was no list at first, but a count; then both kinds had that number."""
+"""Version 2 had a count and no list at first; those with a list had that number too for a while."""
 
 
 class Marker(msgspec.Struct, omit_defaults=True):
@@ -57,8 +56,10 @@ def plan_set(
 ) -> SetPlan:
     """The set these directories make; `markers` has None for one that is empty or not there.
 
-    Without a member that its list names it is refused, unless `forget_missing`. Directories that are added while all
-    members are there just join. Raises FlexKVError: DIRECTORY_FOREIGN, DIRECTORY_MISSING, DIRECTORY_OUTDATED.
+    Without a member that its list names, or its count says there is, it is refused, unless `forget_missing`.
+    Directories that are added while all members are there just join.
+
+    Raises FlexKVError: DIRECTORY_FOREIGN, DIRECTORY_MISSING, DIRECTORY_OUTDATED.
     """
     marked = {path: marker for path, marker in zip(directories, markers, strict=True) if marker is not None}
     if not marked:
@@ -132,10 +133,11 @@ def _apart(path: Path, other: Path) -> FlexKVError:
 
 
 def _missing(count: int, newest: Marker, empty: Sequence[Path]) -> FlexKVError:
+    total = len(newest.members) or newest.count
     where = f"there is nothing in {', '.join(map(str, empty))}" if empty else "[ssd] directory does not list it"
     return FlexKVError(
         ErrorCode.DIRECTORY_MISSING,
-        f"of the {len(newest.members) or newest.count} directories of SSD set {newest.stripe_set[:8]} {count} cannot be found: "
+        f"of the {total} directories of SSD set {newest.stripe_set[:8]} {count} cannot be found: "
         f"{where}. Mount its disk, or list it again; if it is lost for good, "
         'set [ssd] missing_directory = "forget" to go on without what it held',
     )

@@ -37,6 +37,7 @@ class SegmentReport:
     whole: int = 0
     dead: int = 0
     whole_bytes: int = 0
+    surplus_bytes: int = 0  # behind what the header says: nobody reads them
     damaged: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, object]:
@@ -47,12 +48,13 @@ class SegmentReport:
             "whole": self.whole,
             "dead": self.dead,
             "whole_bytes": self.whole_bytes,
+            "surplus_bytes": self.surplus_bytes,
             "damaged": dict(self.damaged),
         }
 
 
 async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
-    """Check each segment of a directory, in order of number.
+    """Check each segment of a directory, in order of number; then name what lies in the place of one and is no file.
 
     Raises FlexKVError: DIRECTORY_LOCKED, DIRECTORY_FOREIGN, DIRECTORY_UNREADABLE.
     """
@@ -60,10 +62,13 @@ async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
     try:
         with directories.coded(directory, directories.unreadable):
             met = await meet_segments(stripe)
+            not_files = directories.not_files(directory)
         for index, each in enumerate(met):
             stripe.files[index] = each.file
         for index, each in enumerate(met):
             yield await _verify_segment(stripe, index, each)
+        for number in not_files:
+            yield SegmentReport(str(directory), number, "unknown", damaged=Counter({"not a file": 1}))
     finally:
         await stripe.close()
 
@@ -78,7 +83,8 @@ async def _verify_segment(stripe: Stripe, index: int, met: Met) -> SegmentReport
         report.state = "free"
         return report
     layout = Layout(header.segment_bytes)
-    if met.file.bytes != header.segment_bytes:
+    report.surplus_bytes = max(0, met.file.bytes - header.segment_bytes)
+    if met.file.bytes < header.segment_bytes:
         report.damaged["segment length"] += 1
     segment = Segment(index, 0, met.number, DeadMap(layout.map_count), salt=header.salt, sequence=header.sequence)
     found = await read_index(stripe, segment, layout, lambda _fault: None)
