@@ -49,7 +49,11 @@ class Resets:
             self._begin(namespace, lambda: None, is_logged=True)
 
     def begin(self, namespace: NamespaceDigest, then: Callable[[], None]) -> None:
-        """From this call on nothing saved so far is served; `then` is called when none of it is left anywhere."""
+        """From this call on nothing saved so far is served; `then` is called when none of it is left anywhere.
+
+        The planner lets go of blocks while the log is still being written, or all would wait for a disk. A kill within
+        these milliseconds leaves a reset half done that no life goes on with; nobody was told that it was done.
+        """
         self._begin(namespace, then, is_logged=False)
 
     def _begin(self, namespace: NamespaceDigest, then: Callable[[], None], *, is_logged: bool) -> None:

@@ -48,3 +48,4 @@ def test_a_full_disk_is_in_the_log(
     full = [line for line in lines if line.startswith("dram_ssd: full: ")]
     assert len(full) == 1
     assert "free space there" in full[0]
+    assert full[0].count(str(small)) == 1

@@ -97,9 +97,15 @@ def swap(place: Place) -> None:
 @pytest.mark.parametrize("damage", [flip, zero, swap])
 @pytest.mark.parametrize("region", REGIONS)
 def test_a_damaged_region_loses_at_most_its_segment(
-    directory: Path, frames: Frames, region: str, damage: Callable[[Place], None]
+    directory: Path,
+    frames: Frames,
+    region: str,
+    damage: Callable[[Place], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Never a wrong byte, never a dropped record again; header and map lose the segment, a footer nothing; counted."""
+    """Never a wrong byte, never a dropped record again; header and map lose the segment, a footer nothing; counted and
+    in the log.
+    """
     own = first_records(directory)
     everything = set(NAMES) - set(DROPPED)
     damage(regions(first_segment(directory))[region])
@@ -109,7 +115,9 @@ def test_a_damaged_region_loses_at_most_its_segment(
     assert served == everything - lost
     causes = {"segment header": "found_headers_damaged", "dead map": "found_maps_damaged"}
     never_sealed = region == "trailer" and damage in (zero, swap)  # a zeroed or foreign trailer is one never written
-    assert status[causes.get(region, "found_footers_damaged")] == (0 if one_copy or never_sealed else 1)
+    cause = causes.get(region, "found_footers_damaged")
+    assert status[cause] == (0 if one_copy or never_sealed else 1)
+    assert (f"{cause} 1" in caplog.text) == (status[cause] == 1)
     assert look(directory, frames)[0] == served  # and so it stays
 
 

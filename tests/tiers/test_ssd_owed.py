@@ -147,8 +147,10 @@ def test_a_drop_waits_for_the_places_its_block_is_owed_at(tmp_path: Path, frames
     live(directories, frames, finds_only_others)
 
 
-def test_a_disk_that_refuses_to_the_end_loses_the_segment(tmp_path: Path, frames: Frames) -> None:
-    """What could not be marked dead before the store closes is gone with its file: nothing dropped comes back."""
+def test_a_disk_that_refuses_to_the_end_loses_the_segment(
+    tmp_path: Path, frames: Frames, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What could not be marked dead before the store closes is gone with its file, and the log says so."""
 
     async def first(life: Life) -> None:
         await life.write(block(5))
@@ -162,4 +164,5 @@ def test_a_disk_that_refuses_to_the_end_loses_the_segment(tmp_path: Path, frames
         await life.write(block(0))
 
     live([tmp_path], frames, first)
+    assert "segment 000001 is removed" in caplog.text
     live([tmp_path], frames, second)

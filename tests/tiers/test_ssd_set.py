@@ -12,14 +12,19 @@ import pytest
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.ssd import SsdStore
-from flexkv_tiers.ssd.stripe_set import Marker, SetPlan, plan_set
+from flexkv_tiers.ssd.stripe_set import MARKER_VERSION, Marker, SetPlan, plan_set
 from tests.tiers.contract import KIB, Frames, block, opened, places_of, write_all
 
 PATHS = [Path("/a"), Path("/b"), Path("/c")]
 
 
 def marker(name: str, generation: int = 1, members: str = "ab", stripe_set: str = "set") -> Marker:
-    return Marker("flexkv-ssd", 2, name, stripe_set, generation, tuple(members))
+    return Marker("flexkv-ssd", MARKER_VERSION, name, stripe_set, generation, tuple(members))
+
+
+def old_marker(name: str, count: int = 2) -> Marker:
+    """One without a list: how many directories its set has is all it says of the others."""
+    return Marker("flexkv-ssd", 2, name, "set", count=count)
 
 
 def plan(*markers: Marker | None, forget: bool = False) -> SetPlan:
@@ -119,6 +124,33 @@ def test_going_on_without_one_can_be_killed_between_any_two_markers(written: int
         assert refusal(markers[0], markers[1], marker("c", 1, "abc")).code is ErrorCode.DIRECTORY_OUTDATED
 
 
+def test_a_whole_set_without_a_list_gets_one() -> None:
+    """Markers of before there were lists, in either order: both keep what they hold, and are written anew."""
+    told = plan(old_marker("b"), old_marker("a"))
+    assert (told.ids, told.generation, told.is_changed, told.outdated) == (("b", "a"), 1, True, ())
+    assert plan(marker("a"), old_marker("b")).ids == ("a", "b")  # killed in between
+
+
+@pytest.mark.parametrize("markers", [(old_marker("a"), None), (None, old_marker("a")), (old_marker("a"),)])
+def test_a_marker_without_a_list_misses_those_it_counts(markers: tuple[Marker | None, ...]) -> None:
+    """An unmounted disk is noticed at an upgrade too; told to forget, the other is out of date when it is back."""
+    refused = refusal(*markers)
+    assert refused.code is ErrorCode.DIRECTORY_MISSING
+    assert "of the 2 directories" in refused.message
+    told = plan(*markers, forget=True)
+    assert (told.generation, told.forgotten_count) == (1, 1)
+    back = marker("a", 1, "a"), old_marker("b")
+    assert refusal(*back).code is ErrorCode.DIRECTORY_OUTDATED
+    assert plan(*back, forget=True).outdated == (PATHS[1],)
+
+
+def test_more_directories_than_a_marker_counts_went_on_apart() -> None:
+    """Before there were lists an empty directory silently took a missing one's place: which is right, nobody knows."""
+    error = refusal(old_marker("a"), old_marker("b"), old_marker("c"), forget=True)
+    assert error.code is ErrorCode.DIRECTORY_OUTDATED
+    assert "nobody can tell" in error.message
+
+
 def test_members_of_two_sets_and_copies_are_foreign() -> None:
     """What belongs elsewhere, or is there twice, is told apart."""
     assert "of set" in refusal(marker("a"), marker("b", stripe_set="other")).message
@@ -155,6 +187,41 @@ def test_directories_of_a_set_may_be_listed_in_any_order_and_more_may_join(tmp_p
     with pytest.raises(FlexKVError) as caught:
         life(store_in([first, second], frames), frames)
     assert caught.value.code is ErrorCode.DIRECTORY_MISSING
+
+
+OLD_MARKERS = [
+    b'{"format":"flexkv-ssd","version":2,"id":"%s","stripe_set":"%s","position":%d,"count":2}'
+    % (its_id, b"5e" * 16, at)
+    for at, its_id in enumerate((b"a1" * 16, b"b2" * 16))
+]
+"""As a flexkvd wrote them that knew no lists of members."""
+
+
+def test_a_set_of_two_is_upgraded_whole_or_not_at_all(
+    tmp_path: Path, frames: Frames, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One away: refused, nothing is filled in its place. Both there: every record is found, the markers get a list."""
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, raw in zip(paths, OLD_MARKERS, strict=True):
+        path.mkdir()
+        (path / "flexkv.json").write_bytes(raw)
+    assert life(store_in(paths, frames), frames, range(20)) == 0
+    for path, raw in zip(paths, OLD_MARKERS, strict=True):
+        (path / "flexkv.json").write_bytes(raw)
+    (tmp_path / "mount").mkdir()
+    for listed in ([paths[0], tmp_path / "mount"], paths[:1], paths[1:]):
+        with pytest.raises(FlexKVError) as caught:
+            life(store_in(listed, frames), frames)
+        assert caught.value.code is ErrorCode.DIRECTORY_MISSING
+    assert list((tmp_path / "mount").iterdir()) == []
+    assert life(store_in(paths[::-1], frames), frames) == 20
+    assert b'"version":3' in (paths[0] / "flexkv.json").read_bytes()
+    (paths[1] / "flexkv.json").write_bytes(OLD_MARKERS[1])
+    left = life(store_in(paths[:1], frames, forget_missing=True), frames)
+    assert 0 < left < 20
+    assert "emptied" not in caplog.text
+    assert life(store_in(paths, frames, forget_missing=True), frames) == left
+    assert f"{paths[1]} is emptied" in caplog.text
 
 
 def test_a_new_disk_takes_the_place_of_a_lost_one(tmp_path: Path, frames: Frames) -> None:

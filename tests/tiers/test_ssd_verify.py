@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.tiers.test_ssd_directory import digest
 
 COUNT = 8
 TOTAL_KEYS = {"segments", "whole", "whole_bytes", "dead", "damaged"}
-SEGMENT_KEYS = {"directory", "segment", "state", "whole", "dead", "whole_bytes", "damaged"}
+SEGMENT_KEYS = {"directory", "segment", "state", "whole", "dead", "whole_bytes", "surplus_bytes", "damaged"}
 
 
 def fill(directory: Path, frames: Frames) -> Path:
@@ -51,7 +52,7 @@ def test_verify_leaves_no_trace_and_says_all_of_it(
     assert all(segment.keys() == SEGMENT_KEYS for segment in told["segments"])
     assert told["total"]["whole"] == COUNT
     document = (Path(__file__).parents[2] / "docs/ssd-format.md").read_text()
-    assert all(f"`{key}`" in document for key in TOTAL_KEYS | SEGMENT_KEYS)
+    assert all(f"`{key}`" in document for key in TOTAL_KEYS | SEGMENT_KEYS | {"unchecked"})
 
 
 def test_verify_reads_a_read_only_disk(tmp_path: Path, frames: Frames, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +62,72 @@ def test_verify_reads_a_read_only_disk(tmp_path: Path, frames: Frames, capsys: p
         switch.read_only()
         assert main(["verify", str(directory)]) == 0
     assert f"{COUNT} records whole" in capsys.readouterr().out
+
+
+def fifo(place: Path) -> None:
+    os.mkfifo(place)
+
+
+def link(place: Path) -> None:
+    place.symlink_to(place.with_name("moved"))
+
+
+@pytest.mark.parametrize("put", [fifo, link, Path.mkdir])
+def test_what_lies_in_a_segments_place_and_is_no_file_is_said(
+    tmp_path: Path, frames: Frames, capsys: pytest.CaptureFixture[str], put: Callable[[Path], None]
+) -> None:
+    """A pipe, a link, a directory: nobody opens it, but its records are missing, so the exit status is 1."""
+    directory = fill(tmp_path / "tier", frames)
+    (directory / "segment-000001.kv").rename(directory / "moved")
+    put(directory / "segment-000001.kv")
+    assert main(["verify", str(directory)]) == 1
+    assert "segment 000001: unknown, 0 whole, 0 dropped, damaged: not a file 1" in capsys.readouterr().out
+
+
+def test_a_segment_longer_than_its_header_says_is_whole(
+    tmp_path: Path, frames: Frames, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon serves all of it and reads nothing behind its end: so it is said, and no damage."""
+    directory = fill(tmp_path / "tier", frames)
+    with (directory / "segment-000001.kv").open("ab") as file:
+        file.write(bytes(4 * KIB))
+    assert main(["verify", str(directory)]) == 0
+    said = capsys.readouterr().out
+    assert "nothing damaged, 4096 bytes behind its end, never read" in said
+    assert f"{COUNT} records whole" in said
+
+    async def life() -> int:
+        async with opened(store_in(directory, frames)) as store:
+            return sum([len(batch.blocks) async for batch in store.found()])
+
+    assert asyncio.run(life()) == COUNT
+
+
+def test_each_directory_is_checked_once_whatever_the_others_are(
+    tmp_path: Path, frames: Frames, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named twice it counts once; one that cannot be checked is told beside the others, with exit status 2."""
+    directory = fill(tmp_path / "tier", frames)
+    (tmp_path / "again").symlink_to(directory)
+    listed = [str(tmp_path / "missing"), str(directory), f"{directory}/", str(tmp_path / "again")]
+    assert main(["verify", *listed[1:]]) == 0
+    assert f"{COUNT} records whole" in capsys.readouterr().out
+    assert main(["verify", "--json", *listed]) == 2
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert told["total"]["whole"] == COUNT
+    [unchecked] = told["unchecked"]
+    assert unchecked["directory"] == listed[0]
+    assert "[directory_unreadable]" in unchecked["error"]
+    assert unchecked["error"] in said.err
+
+
+def test_nobody_is_told_to_delete_what_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """For a directory without a marker, such as the root of all, the cure is to name another."""
+    assert main(["verify", "/"]) == 2
+    said = capsys.readouterr().err
+    assert "name an empty directory, or one that an SSD tier uses" in said
+    assert "delete" not in said
 
 
 def test_verify_and_a_daemon_keep_each_other_out_but_not_a_second_verify(tmp_path: Path, frames: Frames) -> None:

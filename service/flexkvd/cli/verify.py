@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from flexkv_py.errors import FlexKVError
 
 if TYPE_CHECKING:
     from flexkv_tiers.ssd.verify import SegmentReport
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Reads every record of an SSD directory and verifies every checksum. No daemon may use the directory meanwhile;
 nothing in it is changed, and no right to write is needed. Damaged records are no danger: a daemon never serves them.
-Exit status: 0 all is whole, 1 something is damaged, 2 a directory could not be checked."""
+Exit status: 0 all is whole, 1 something is damaged, 2 a directory could not be checked; the others were."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,33 +31,46 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Run the command; 1 when anything is damaged. Raises FlexKVError for a directory that cannot be checked."""
-    reports = asyncio.run(_verify(chosen.directories, show=sys.stderr.isatty()))
+    """Run the command; 1 when anything is damaged, 2 when a directory could not be checked."""
+    once: dict[str, Path] = {}
+    for directory in chosen.directories:
+        once.setdefault(os.path.realpath(directory), directory)
+    reports, refused = asyncio.run(_verify(list(once.values()), show=sys.stderr.isatty()))
     totals = _totals(reports)
     if chosen.json:
-        print(json.dumps({"segments": [report.as_dict() for report in reports], "total": totals}, indent=2))
-    else:
+        unchecked = [{"directory": str(directory), "error": str(error)} for directory, error in refused.items()]
+        segments = [report.as_dict() for report in reports]
+        print(json.dumps({"segments": segments, "unchecked": unchecked, "total": totals}, indent=2))
+    elif reports or not refused:
         for report in reports:
             print(_line(report))
         print(
             f"{totals['segments']} segments: {totals['whole']} records whole ({totals['whole_bytes']} bytes), "
             f"{totals['dead']} dropped, {_words(totals['damaged'])}"
         )
+    for error in refused.values():
+        print(f"flexkv: {error}", file=sys.stderr)
+    if refused:
+        return 2
     return 1 if totals["damaged"] else 0
 
 
-async def _verify(directories: list[Path], *, show: bool) -> list[SegmentReport]:
+async def _verify(directories: list[Path], *, show: bool) -> tuple[list[SegmentReport], dict[Path, FlexKVError]]:
+    """What was found, and which directories could not be checked; a disk may fail halfway through one."""
     from flexkv_tiers.ssd.verify import verify_directory  # noqa: PLC0415 - other commands need no disk I/O
 
-    reports = []
+    reports, refused = [], {}
     for directory in directories:
-        async for report in verify_directory(directory):
-            reports.append(report)
-            if show:
-                print(f"\r{directory}: segment {report.number} checked", end="", file=sys.stderr, flush=True)
+        try:
+            async for report in verify_directory(directory):
+                reports.append(report)
+                if show:
+                    print(f"\r{directory}: segment {report.number} checked", end="", file=sys.stderr, flush=True)
+        except FlexKVError as error:
+            refused[directory] = error
         if show:
             print(file=sys.stderr)
-    return reports
+    return reports, refused
 
 
 def _totals(reports: list[SegmentReport]) -> dict[str, object]:
@@ -72,7 +88,8 @@ def _totals(reports: list[SegmentReport]) -> dict[str, object]:
 
 def _line(report: SegmentReport) -> str:
     head = f"{report.directory}: segment {report.number:06d}: {report.state}"
-    return f"{head}, {report.whole} whole, {report.dead} dropped, {_words(report.damaged)}"
+    surplus = f", {report.surplus_bytes} bytes behind its end, never read" if report.surplus_bytes else ""
+    return f"{head}, {report.whole} whole, {report.dead} dropped, {_words(report.damaged)}{surplus}"
 
 
 def _words(damaged: object) -> str:

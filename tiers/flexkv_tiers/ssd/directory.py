@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -22,8 +23,10 @@ import msgspec
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.open_files import is_out_of_files, out_of_files
-from flexkv_tiers.ssd.format import DIRECTORY_ID_BYTES, FORMAT_VERSION
-from flexkv_tiers.ssd.stripe_set import Marker, SetPlan, plan_set
+from flexkv_tiers.ssd.format import DIRECTORY_ID_BYTES
+from flexkv_tiers.ssd.stripe_set import MARKER_VERSION, MARKER_VERSIONS_READ, Marker, SetPlan, plan_set
+
+log = logging.getLogger(__name__)
 
 FORMAT = "flexkv-ssd"
 MARKER_NAME = "flexkv.json"
@@ -40,6 +43,8 @@ _ENTRY_CURE = (
 _MARKER_BYTES_MAX = 64 * 1024
 _ID = re.compile(rf"[0-9a-f]{{{2 * DIRECTORY_ID_BYTES}}}")
 _SEGMENT_NAME = re.compile(r"segment-(\d{6,})\.kv")
+_CURE_OF_MARKED = "configure an empty directory, or delete this one's content if nobody needs it"
+"""Not for a directory without a marker: it may be `/`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +256,16 @@ def segments(directory: Path) -> list[SegmentFile]:
     return sorted(found, key=lambda segment: segment.number)
 
 
+def not_files(directory: Path) -> list[int]:
+    """Numbers of segments in whose place lies a directory, a link or the like: no daemon opens them. Raises OSError."""
+    with os.scandir(directory) as entries:
+        return sorted(
+            int(match[1])
+            for entry in entries
+            if (match := _SEGMENT_NAME.fullmatch(entry.name)) and not entry.is_file(follow_symlinks=False)
+        )
+
+
 def file_system_bytes(directory: Path) -> int:
     """Size of the file system; 0 for one without a size of its own."""
     disk = os.statvfs(directory)
@@ -284,7 +299,8 @@ def _read_marker(directory: Path) -> Marker | None:
         names = set(os.listdir(directory)) - _NOT_FOREIGN
         if not names:
             return None
-        raise _foreign(directory, f"it holds {sorted(names)[0]!r} but no {MARKER_NAME}")
+        why = f"it holds {sorted(names)[0]!r} but no {MARKER_NAME}"
+        raise _foreign(directory, why, "name an empty directory, or one that an SSD tier uses")
     with path.open("rb") as file:
         raw = file.read(_MARKER_BYTES_MAX)
     try:
@@ -293,8 +309,9 @@ def _read_marker(directory: Path) -> Marker | None:
         raise _foreign(directory, f"its {MARKER_NAME} cannot be read ({error})") from error
     if marker.format != FORMAT:
         raise _foreign(directory, f"its {MARKER_NAME} says format {marker.format!r}, not {FORMAT!r}")
-    if marker.version != FORMAT_VERSION:
-        raise _foreign(directory, f"it has format version {marker.version}, this flexkvd reads {FORMAT_VERSION}")
+    if marker.version not in MARKER_VERSIONS_READ:
+        known = " and ".join(map(str, MARKER_VERSIONS_READ))
+        raise _foreign(directory, f"its {MARKER_NAME} has version {marker.version}, this flexkvd reads {known}")
     if not all(map(_ID.fullmatch, (marker.id, marker.stripe_set, *marker.members))):
         raise _foreign(directory, f"its {MARKER_NAME} has an id that is not of {DIRECTORY_ID_BYTES} bytes")
     return marker
@@ -308,11 +325,10 @@ def _os_error(code: int, path: Path | None = None) -> OSError:
     return OSError(code, os.strerror(code), path)
 
 
-def _foreign(directory: Path, why: str) -> FlexKVError:
+def _foreign(directory: Path, why: str, cure: str = _CURE_OF_MARKED) -> FlexKVError:
     return FlexKVError(
         ErrorCode.DIRECTORY_FOREIGN,
-        f"{directory} does not belong to this SSD tier: {why}. Nothing in it was changed: "
-        "configure an empty directory, or delete this one's content if nobody needs it",
+        f"{directory} does not belong to this SSD tier: {why}. Nothing in it was changed: {cure}",
     )
 
 
@@ -329,10 +345,10 @@ def _write_markers(directories: Sequence[Path], markers: Sequence[Marker | None]
             if directory in plan.outdated:
                 _remove_segments(directory)
             if marker is None or marker.id != its_id:
-                _write_marker(directory, Marker(FORMAT, FORMAT_VERSION, its_id, plan.stripe_set))
+                _write_marker(directory, Marker(FORMAT, MARKER_VERSION, its_id, plan.stripe_set))
     for directory, its_id in zip(directories, plan.ids, strict=True):
         with coded(directory):
-            named = Marker(FORMAT, FORMAT_VERSION, its_id, plan.stripe_set, plan.generation, plan.ids)
+            named = Marker(FORMAT, MARKER_VERSION, its_id, plan.stripe_set, plan.generation, plan.ids)
             _write_marker(directory, named)
 
 
@@ -347,7 +363,9 @@ def _write_marker(directory: Path, marker: Marker) -> None:
 
 
 def _remove_segments(directory: Path) -> None:
-    for segment in segments(directory):
+    found = segments(directory)
+    log.warning("%s is emptied of %d segments: its set went on without it", directory, len(found))
+    for segment in found:
         segment_path(directory, segment.number).unlink()
 
 

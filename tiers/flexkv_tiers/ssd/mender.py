@@ -7,6 +7,7 @@ the stripes wake it. What a directory's failing means for writes is `health`'s.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -18,6 +19,8 @@ from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.owed import WHOLE, Owed
 from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
+
+_log = logging.getLogger(__name__)
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 10.0
 CLOSE_ATTEMPTS_MAX = 3
@@ -61,6 +64,10 @@ class Mender:
         for segment in self._owed.segments:
             try:
                 await self._stripes[segment.disk].discard(segment)
+                where = self._stripes[segment.disk].directory
+                _log.warning(
+                    "%s: segment %06d is removed: the disk did not take what is dead in it", where, segment.number
+                )
             except TierFault as fault:
                 self._failed(fault)
 

@@ -8,6 +8,7 @@ dropped. `SsdStore.found` is the only caller.
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -36,6 +37,8 @@ from flexkv_tiers.ssd.roller import Roller
 from flexkv_tiers.ssd.scan import Scan, scan
 from flexkv_tiers.ssd.segment import Segment, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
+
+_log = logging.getLogger(__name__)
 
 SEGMENTS_IN_FLIGHT = 4
 """Segments whose footers are read ahead."""
@@ -69,6 +72,12 @@ class Census:
     @property
     def damaged(self) -> int:
         return self.torn + self.headers_damaged + self.maps_damaged + self.footers_damaged + self.unreadable
+
+    def tell(self) -> None:
+        """One line in the log when anything was lost, in the words of the status."""
+        causes = ("torn", "headers_damaged", "maps_damaged", "footers_damaged", "unreadable", "segments_removed")
+        if met := [f"found_{name} {count}" for name in causes if (count := getattr(self, name))]:
+            _log.warning("SSD: damaged, or over the capacity, and so not served: %s", ", ".join(met))
 
     def as_dict(self) -> dict[str, int]:
         return {each.name: getattr(self, each.name) for each in fields(self)}
@@ -111,6 +120,7 @@ class Recovery:
             for batch in _batches(index, self.log.table.locations(index.slots)):
                 yield batch
             await self._finish(index)
+        self.census.tell()
 
     async def _read(self, unread: list[Segment]) -> list[Index]:
         waiting, ahead = deque(unread), deque[asyncio.Task[Index]]()

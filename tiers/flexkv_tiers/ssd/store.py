@@ -242,7 +242,7 @@ class SsdStore:
             if placed := self._log.place(number, block, shape, pages):
                 return placed
             try:
-                full = "no segment is free and none can be reclaimed"
+                full = f"{self._directories[number]}: no segment is free and none can be reclaimed"
                 opened = await self._roller.open_next(number, active, rewriting=False)
             except TierFault as fault:
                 self._health.failed(number, fault, asked_s, self._now_s())
@@ -250,7 +250,7 @@ class SsdStore:
                     raise
                 opened, full = False, fault.detail
             if not (opened or self._log.has_room(shape, pages, paused) or await self._reclaim(number, paused)):
-                raise TierFault(Fault.FULL, f"{self._directories[number]}: {full}")
+                raise TierFault(Fault.FULL, full)
         raise TierFault(Fault.FULL, "others took the room every time some came free")
 
     async def _reclaim(self, first: int, paused: Sequence[bool]) -> bool:

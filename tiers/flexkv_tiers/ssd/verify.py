@@ -37,6 +37,7 @@ class SegmentReport:
     whole: int = 0
     dead: int = 0
     whole_bytes: int = 0
+    surplus_bytes: int = 0  # behind what the header says: nobody reads them
     damaged: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, object]:
@@ -47,12 +48,13 @@ class SegmentReport:
             "whole": self.whole,
             "dead": self.dead,
             "whole_bytes": self.whole_bytes,
+            "surplus_bytes": self.surplus_bytes,
             "damaged": dict(self.damaged),
         }
 
 
 async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
-    """Check each segment of a directory, in order of number.
+    """Check each segment of a directory, in order of number; then name what lies in the place of one and is no file.
 
     Raises FlexKVError: DIRECTORY_LOCKED, DIRECTORY_FOREIGN, DIRECTORY_UNREADABLE.
     """
@@ -60,6 +62,7 @@ async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
     try:
         with directories.coded(directory, directories.unreadable):
             found = await stripe.io.run(partial(directories.segments, directory))
+            not_files = directories.not_files(directory)
         for index, each in enumerate(found):  # one open file at a time, however many there are
             with directories.coded(directory, directories.unreadable):
                 path = directories.segment_path(directory, each.number)
@@ -67,6 +70,8 @@ async def verify_directory(directory: Path) -> AsyncIterator[SegmentReport]:
             report = await _verify_segment(stripe, index, await meet(stripe, each.number, stripe.files[index]))
             stripe.files.pop(index).close()
             yield report
+        for number in not_files:
+            yield SegmentReport(str(directory), number, "unknown", damaged=Counter({"not a file": 1}))
     finally:
         await stripe.close()
 
@@ -81,7 +86,8 @@ async def _verify_segment(stripe: Stripe, index: int, met: Met) -> SegmentReport
         report.state = "free"
         return report
     layout = Layout(header.segment_bytes)
-    if met.file.bytes != header.segment_bytes:
+    report.surplus_bytes = max(0, met.file.bytes - header.segment_bytes)
+    if met.file.bytes < header.segment_bytes:
         report.damaged["segment length"] += 1
     segment = Segment(index, 0, met.number, DeadMap(layout.map_count), salt=header.salt, sequence=header.sequence)
     found = await read_index(stripe, segment, layout, lambda _fault: None)
