@@ -71,6 +71,8 @@ def test_one_daemon_serves_what_another_saved_until_it_is_reset(nodes: list[Daem
 LIMIT_BYTES, OVER = 1 << 19, 4
 """Room in S3, and how many times as much is written."""
 
+POLL_S = 0.1
+
 
 def write(daemon: DaemonThread) -> None:
     """Save more blocks than S3 has room for, until each is acknowledged there."""
@@ -100,7 +102,7 @@ def test_an_idle_owner_keeps_the_bucket_within_its_bytes(
     table = s3_table(tmp_path, codec="none", pack_bytes=pack_bytes)
     start(tmp_path / "owner", s3={**table, "bytes": LIMIT_BYTES})
     write(start(tmp_path / "other", s3={**table, "owner": False}))
-    until(lambda: bucket_bytes(tmp_path.name) <= 1.25 * LIMIT_BYTES, "the owner has cleaned up")
+    until(lambda: bucket_bytes(tmp_path.name) <= 1.25 * LIMIT_BYTES, "the owner has cleaned up", pause_s=POLL_S)
 
 
 def test_a_restart_with_less_bytes_lets_go_of_the_rest(tmp_path: Path, start: Callable[..., DaemonThread]) -> None:
@@ -111,4 +113,4 @@ def test_a_restart_with_less_bytes_lets_go_of_the_rest(tmp_path: Path, start: Ca
     assert daemon.stop() == 0
     assert bucket_bytes(tmp_path.name) > 1.25 * LIMIT_BYTES
     start(tmp_path / "one", s3={**table, "bytes": LIMIT_BYTES})
-    until(lambda: bucket_bytes(tmp_path.name) <= 1.25 * LIMIT_BYTES, "what is too much has gone")
+    until(lambda: bucket_bytes(tmp_path.name) <= 1.25 * LIMIT_BYTES, "what is too much has gone", pause_s=POLL_S)
