@@ -206,8 +206,9 @@ class Client:
         self._ask_on(memory, lambda name: Fence(0, name, packed), Done)
 
     def reset(self, epoch: int) -> None:
-        """Forget everything saved under this geometry and tenant at `epoch`."""
-        self._ask(Reset(0, epoch), Done)
+        """Forget everything saved under this geometry and tenant at `epoch`; the daemon goes on if the time is up."""
+        with requests.goes_on_unanswered():
+            self._ask(Reset(0, epoch), Done)
 
     def ping(self) -> None:
         """One round trip."""

@@ -10,7 +10,8 @@ import fcntl
 import math
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -225,4 +226,20 @@ def duplicate(descriptor: int) -> int:
     except (OSError, TypeError, ValueError, OverflowError) as error:
         raise FlexKVError(
             ErrorCode.BAD_MEMORY, f"descriptor {descriptor!r} cannot be duplicated ({error}): pass an open memfd"
+        ) from error
+
+
+@contextmanager
+def goes_on_unanswered() -> Iterator[None]:
+    """Around a reset: no reply in time says that it may wait in the daemon, not that it failed. Raises FlexKVError."""
+    try:
+        yield
+    except FlexKVError as error:
+        if error.code is not ErrorCode.DEADLINE_EXCEEDED:
+            raise
+        raise FlexKVError(
+            ErrorCode.DEADLINE_EXCEEDED,
+            "the reset has not ended within the call's deadline; a daemon that has got it serves nothing of the "
+            "namespace any more and goes on until all tiers are cleared, S3 when it is back: `resets` in /v1/status "
+            "says what it waits for; ask again with a larger timeout_s to hear of its end",
         ) from error

@@ -183,6 +183,7 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     assert copy.state is CopyState.DROPPED
     level, record_bytes = state.levels[copy.tier], block.index.record_bytes
     level.dropping_bytes -= record_bytes
+    level.drop_failed = result.fault is not None
     if result.fault is not None:
         state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", copy.tier, f"drop: {result.fault.value}: {result.detail}")

@@ -16,7 +16,6 @@ from flexkv_py.core.messages import (
     TierChanged,
 )
 from flexkv_py.core.moves import drop_record, evict, forget_record
-from flexkv_py.core.room import make_room
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset, TransferKind
 from flexkv_py.geometry import ALIGN_BYTES
@@ -81,8 +80,6 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
             evict(state, copy, "the namespace was reset" if index.closed else "a record of another size")
     relink_slice(state, RELINKS_PER_FOUND_MAX * len(event.blocks))
     state.count("found", event.tier.name.lower(), len(event.blocks))
-    if level.capacity_bytes and level.used_bytes > level.capacity_bytes:
-        make_room(state, level, index)
 
 
 def _index_of_found(state: State, event: BlocksFound) -> Index:

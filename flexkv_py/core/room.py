@@ -155,15 +155,19 @@ def stage_down(state: State, copy: Copy) -> bool:
 
 
 def clean_ahead(state: State) -> None:
-    """Keep a share of DRAM, and of SSD above S3, free or ready to be dropped at once."""
-    frames, ssd = state.frames, state.levels.get(Tier.SSD)
+    """Keep a share of DRAM, and of SSD above S3, free or ready to be dropped at once; and S3 within its capacity."""
+    frames, ssd, s3 = state.frames, state.levels.get(Tier.SSD), state.levels.get(Tier.S3)
     capacity, used = frames.total_pages * ALIGN_BYTES, frames.used_pages * ALIGN_BYTES
     _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used)
     if ssd is not None and ssd.up:  # what is down can neither be read nor dropped
         _drop_ahead(state, ssd)
-        if Tier.S3 in state.levels:
+        if s3 is not None:
             free = ssd.capacity_bytes - ssd.used_bytes
             _keep_clean(state, ssd, state.config.ssd_clean_ahead * ssd.capacity_bytes, free)
+    if (
+        s3 is not None and s3.capacity_bytes and s3.up and not s3.drop_failed
+    ):  # else each failed drop would cost another
+        _drop_until(state, s3, s3.capacity_bytes)  # the ends of these drops are the events that go on with it
 
 
 def _keep_clean(state: State, level: Level, share_bytes: float, free_bytes: int) -> None:

@@ -64,6 +64,7 @@ class Level:
         self.recovering = tier in config.recovers  # not all that the last life left here is known yet
         self.let_go: set[BlockName] = set()  # dropped since, while recovering: a listing may be older than that
         self.undropped: deque[tuple[int, Copy]] = deque()  # DROPPED, but the tier could not: when to ask again
+        self.drop_failed = False  # the last one to end
 
     @property
     def failing(self) -> bool:

@@ -27,11 +27,13 @@ class Operator:
         self.metrics = Metrics(self)
 
     def readiness(self) -> dict[str, Any]:
-        """See `Readiness.report`; a tier that is down is degraded for its reason, whatever step it is at."""
+        """See `Readiness.report`; degraded is also a tier that is down, for its reason, and what resets wait for."""
         report: dict[str, Any] = self._parts.readiness.report()
         for tier, level in self._parts.planner.state.levels.items():
             if not level.up:
                 report["degraded"][tier.name.lower()] = f"down: {level.down_reason}"
+        if waiting := self._parts.resets.sentence():
+            report["degraded"]["resets"] = waiting
         return report
 
     def metrics_text(self) -> bytes:
@@ -59,6 +61,7 @@ class Operator:
             "version": flexkv_py.__version__,
             "boot": parts.boot.hex(),
             **self.readiness(),
+            "resets": parts.resets.status(),
             "planner": facts_of(parts.planner.state),
             "counters": _nested(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),

@@ -53,6 +53,7 @@ class Parts:
     lanes: CpuLanes
     stores: Stores
     readiness: Readiness
+    resets: Resets
     lag: LagProbe
 
 
@@ -85,7 +86,7 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     sessions = Sessions(engine, config.limits)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     executor = Executor(engine, sessions, lanes, stores, loop)
-    shared = [store for store, _ in stores.values() if isinstance(store, SharedStore)]
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
     resets.go_on()
@@ -95,7 +96,7 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, lag)
+    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, resets, lag)
 
 
 def _reset_log(config: Config) -> ResetLog | None:

@@ -1,6 +1,7 @@
 """Resets that outlive the daemon: written down first, gone on with by the next life, forgotten only when done."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +27,10 @@ def test_a_reset_while_s3_is_down_is_carried_out_by_the_next_life(
 ) -> None:
     """Saved at s3, S3 gone, reset, restart, S3 back: nothing is matched or left in the bucket, new saves are kept."""
     with FaultProxy(shared_server().endpoint_url) as proxy:
-        s3 = {
-            "bucket": "flexkv",
-            "prefix": tmp_path.name,
-            "endpoint_url": proxy.endpoint_url,
-            "sign_payload": "never",
-            "retry_count_max": 0,
+        tables = {
+            "s3": s3_through(proxy, tmp_path.name),
+            "daemon": {"state_directory": str(tmp_path / "state"), "drain_s": 0.0},
         }
-        tables = {"s3": s3, "daemon": {"state_directory": str(tmp_path / "state"), "drain_s": 0.0}}
         daemon = start(**tables)
         with Client(daemon.socket, GEOMETRY) as client:
             worker = Worker(client, BLOCKS)
@@ -60,6 +57,44 @@ def test_a_reset_while_s3_is_down_is_carried_out_by_the_next_life(
         daemon = start(**tables)
         with Client(daemon.socket, GEOMETRY) as client:
             until(lambda: client.match(keys).length == BLOCKS, "what was saved since is there")
+
+
+def s3_through(proxy: FaultProxy, prefix: str) -> dict[str, object]:
+    return {
+        "bucket": "flexkv",
+        "prefix": prefix,
+        "endpoint_url": proxy.endpoint_url,
+        "sign_payload": "never",
+        "retry_count_max": 0,
+    }
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_reset_that_waits_for_s3_is_seen(
+    start: Callable[..., DaemonThread], tmp_path: Path, caplog: pytest.LogCaptureFixture, is_logged: bool
+) -> None:
+    """Status, readiness, the log and the client's error say so while S3 is away, and none of them afterwards."""
+    caplog.set_level(logging.INFO, "flexkvd.resets")
+    with FaultProxy(shared_server().endpoint_url) as proxy:
+        state = {"state_directory": str(tmp_path / "state")} if is_logged else {}
+        daemon = start(s3=s3_through(proxy, tmp_path.name), daemon=state)
+        until(lambda: ready_without_degradation(daemon), "S3 is listed")
+        proxy.set(Faults(refuse=True))
+        with Client(daemon.socket, GEOMETRY, timeout_s=0.5) as client, pytest.raises(FlexKVError) as caught:
+            client.reset(0)
+        assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+        assert "goes on until all tiers are cleared" in str(caught.value)
+        said = daemon.call(daemon.daemon.operator.status)
+        waiting = {"outstanding": 1, "waits_for": {"s3": 1}, "outlive_restart": int(is_logged)}
+        assert {name: said["resets"][name] for name in waiting} == waiting
+        assert said["resets"]["oldest_s"] >= 0.5
+        assert said["degraded"]["resets"] == "1 not carried out yet, waiting for s3"
+        [line] = [record.getMessage() for record in caplog.records if "waits for" in record.getMessage()]
+        assert ("a restart goes on with it" if is_logged else "a restart forgets it") in line
+        proxy.set(Faults())
+        until(lambda: ready_without_degradation(daemon), "the reset is carried out", pause_s=0.05)
+        assert daemon.call(daemon.daemon.operator.status)["resets"]["outstanding"] == 0
+        assert caplog.records[-1].getMessage().endswith("is carried out")
 
 
 def reset_unanswered(path: Path) -> None:
