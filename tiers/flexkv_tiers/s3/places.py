@@ -64,7 +64,7 @@ def endpoint_fault(url: str) -> str:
         return f"is {url!r}, no URL of a server: write http://host:port or https://host, or leave it empty for AWS"
     if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:  # not said again: a password
         return (
-            f"has more than a server's scheme, name and port: write {parts.scheme}://host:port; the bucket is s3.bucket, "
-            "a path in it s3.prefix, and credentials are where boto3 looks for them"
+            f"has more than a server's scheme, name and port: write {parts.scheme}://host:port; the bucket is "
+            "s3.bucket, a path in it s3.prefix, and credentials are where boto3 looks for them"
         )
     return ""
