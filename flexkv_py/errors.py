@@ -50,6 +50,7 @@ class ErrorCode(StrEnum):
     S3_UNREACHABLE = "s3_unreachable"
     S3_BUCKET_MISSING = "s3_bucket_missing"
     S3_DENIED = "s3_denied"
+    S3_EXPIRED = "s3_expired"
     BAD_TRACE = "bad_trace"
     INTERNAL = "internal"
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from flexkv_py.errors import FlexKVError
 from flexkvd import file_limit, socket_file
@@ -126,22 +125,8 @@ def _check_ssd(table: SsdTable) -> None:
     inspection.check(ssd_wanted(table))
 
 
-def _check_endpoint(table: S3Table) -> None:
-    try:
-        parts = urlsplit(table.endpoint_url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if table.endpoint_url and not good:
-        raise bad_config(
-            f"[s3] endpoint_url = {table.endpoint_url!r} is no URL of a server: write http://host:port or "
-            "https://host, or leave it empty for AWS"
-        )
-
-
 def _check_s3(table: S3Table) -> None:
-    """The endpoint, and keys that contradict each other. Raises FlexKVError."""
-    _check_endpoint(table)
+    """Names and values that no S3 can have, and keys that contradict each other. Raises FlexKVError."""
     s3_config(table)
 
 

@@ -24,6 +24,7 @@ from flexkvd.store_events import found_event
 log = logging.getLogger(__name__)
 
 FATAL_CODES = frozenset({ErrorCode.S3_BUCKET_MISSING, ErrorCode.S3_DENIED, ErrorCode.BAD_CONFIG})
+"""Somebody has to change something: better said at once, while somebody looks, than in `degraded`."""
 REACH_S_MAX = 5.0
 """How long a start waits for a tier that neither answers nor refuses; then the daemon is ready without it."""
 GC_THRESHOLDS = (50_000, 50, 1_000)
@@ -78,15 +79,22 @@ async def reach(tier: Tier, store: TierStore, engine: Engine, readiness: Readine
     """Start a tier that may be unreachable for a while, then read it in. Raises what waiting cannot cure.
 
     An unreachable store keeps trying by itself and says through its listener when it is back;
-    its `found` waits until then. The daemon is ready without it meanwhile.
+    its `found` waits until then. The daemon is ready without it meanwhile, and from then on nothing the
+    store says ends it: whoever is served already keeps what the other tiers have.
     """
-    name = tier.name.lower()
+    name, went_on = tier.name.lower(), False
+
+    def go_on() -> None:
+        nonlocal went_on
+        went_on = True
+        readiness.go_on_without(name)
+
     readiness.begin(name, lambda: "connecting")
-    patience = asyncio.get_running_loop().call_later(REACH_S_MAX, readiness.go_on_without, name)
+    patience = asyncio.get_running_loop().call_later(REACH_S_MAX, go_on)
     try:
         await store.start()
     except FlexKVError as error:
-        if error.code in FATAL_CODES:
+        if error.code in FATAL_CODES and not went_on:
             raise
         log.warning("%s is down, the other tiers serve: %s", name, error)
         readiness.go_on_without(name)

@@ -51,6 +51,7 @@ def ssd(directory: Path) -> dict[str, object]:
         (lambda folder: {"ssd": ssd(folder)}, ErrorCode.DIRECTORY_FOREIGN, "'file' but no flexkv.json"),
         (lambda folder: {"s3": {"bucket": "b", "endpoint_url": "host:80"}}, ErrorCode.BAD_CONFIG, "http://host:port"),
         (lambda folder: {"s3": {"bucket": "b", "endpoint_url": "http://h:x"}}, ErrorCode.BAD_CONFIG, "endpoint_url"),
+        (lambda folder: {"s3": {"bucket": "b", "prefix": "a//b"}}, ErrorCode.BAD_CONFIG, "'//' for one '/'"),
         (lambda folder: {"s3": {"bucket": "b", "ca_bundle": f"{folder}/no"}}, ErrorCode.BAD_CONFIG, "ca_bundle"),
     ],
 )

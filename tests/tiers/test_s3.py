@@ -178,12 +178,11 @@ def test_swapped_and_foreign_objects_are_corrupt(frames, config, bucket):
         ({"bucket": "nowhere"}, ErrorCode.S3_BUCKET_MISSING, "s3.bucket"),
         ({"endpoint_url": "http://127.0.0.1:9"}, ErrorCode.S3_UNREACHABLE, "s3.endpoint_url"),
         ({}, ErrorCode.S3_DENIED, "credentials"),
-        ({"region": "no region!"}, ErrorCode.BAD_CONFIG, "s3.region"),
     ],
-    ids=["bucket", "endpoint", "credentials", "region"],
+    ids=["bucket", "endpoint", "credentials"],
 )
 def test_a_bucket_that_cannot_be_used_is_a_coded_error(frames, config, monkeypatch, change, code, setting):
-    """Start says what is wrong and where to look: no such bucket, no server, wrong credentials, no such region."""
+    """Start says what is wrong and where to look: no such bucket, no server, wrong credentials."""
     if code is ErrorCode.S3_DENIED:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
 

@@ -110,7 +110,7 @@ def test_credentials_that_were_replaced_are_found(frames, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("change", "trouble"),
     [
-        ({"endpoint_url": "http://bad host/"}, Trouble.REFUSED),
+        ({"endpoint_url": "http://a..b:9"}, Trouble.REFUSED),
         ({"endpoint_url": "http://127.0.0.1:9"}, Trouble.UNREACHABLE),
         ({"endpoint_url": "https://127.0.0.1:9", "ca_bundle": "/nowhere/ca.pem"}, Trouble.CERTIFICATE),
     ],

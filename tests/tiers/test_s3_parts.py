@@ -92,6 +92,8 @@ def test_every_trouble_has_a_fault_and_a_start_error():
         assert tier_fault(failure).fault is FAULT_OF[trouble]
         assert start_error(failure, "s3://b/p").message.startswith("s3://b/p cannot be used: what happened")
     assert start_error(Failed(Trouble.DENIED, ""), "s3://b/p").code is ErrorCode.S3_DENIED
+    for trouble in (Trouble.EXPIRED, Trouble.SKEWED):  # these mend themselves, and end no start
+        assert start_error(Failed(trouble, ""), "s3://b/p").code is ErrorCode.S3_EXPIRED
 
 
 def test_deletes_gather_while_a_batch_runs():

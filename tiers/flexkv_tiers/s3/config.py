@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.s3.places import bucket_fault, endpoint_fault, prefix_fault, region_fault
 
 PROCESSES_MAX = 16
 THREADS_MAX = 64
@@ -52,10 +53,7 @@ class S3Config:
     owner: bool = True
 
     def __post_init__(self) -> None:
-        if not self.bucket:
-            raise _refuse("bucket", "is empty: name the bucket that holds the blocks")
-        if self.endpoint_url and not self.endpoint_url.startswith(("http://", "https://")):
-            raise _refuse("endpoint_url", f"is {self.endpoint_url!r}: begin it with http:// or https://")
+        self._check_place()
         if self.addressing_style not in ("auto", "path", "virtual"):
             raise _refuse("addressing_style", f"is {self.addressing_style!r}: use 'auto', 'path' or 'virtual'")
         if not 1 <= self.processes <= PROCESSES_MAX:
@@ -70,6 +68,16 @@ class S3Config:
             if getattr(self, name) <= 0:
                 raise _refuse(name, f"is {getattr(self, name)}: use more than 0")
         self._check_uploads()
+
+    def _check_place(self) -> None:
+        for name, why in (
+            ("bucket", bucket_fault(self.bucket)),
+            ("prefix", prefix_fault(self.prefix)),
+            ("region", region_fault(self.region)),
+            ("endpoint_url", endpoint_fault(self.endpoint_url)),
+        ):
+            if why:
+                raise _refuse(name, why)
 
     def _check_uploads(self) -> None:
         if self.sse not in ("", "AES256", "aws:kms"):

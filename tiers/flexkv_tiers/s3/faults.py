@@ -107,8 +107,8 @@ _CURE = {
 
 _CODE = {
     Trouble.DENIED: ErrorCode.S3_DENIED,
-    Trouble.EXPIRED: ErrorCode.S3_DENIED,
-    Trouble.SKEWED: ErrorCode.S3_DENIED,
+    Trouble.EXPIRED: ErrorCode.S3_EXPIRED,
+    Trouble.SKEWED: ErrorCode.S3_EXPIRED,
     Trouble.REGION: ErrorCode.BAD_CONFIG,
     Trouble.BUCKET_MISSING: ErrorCode.S3_BUCKET_MISSING,
     Trouble.REFUSED: ErrorCode.BAD_CONFIG,

@@ -17,6 +17,10 @@ from flexkv_py.keys import KEY_BYTES, NAMESPACE_BYTES, BlockKey, NamespaceDigest
 SHARD_MAX = (1 << 32) - 1
 PACK_RECORDS_MAX = 512
 """Records of one pack: their marks must fit a name whose last part some servers limit to 255 bytes."""
+_DIRECTORY_BYTES_MAX = 2 * NAMESPACE_BYTES + 1 + len(str(SHARD_MAX)) + 1
+_PACK_BYTES_MAX = len("pack-") + 12 + 1 + 16 + 1 + len(str(PACK_RECORDS_MAX)) + len(".dropped-") + PACK_RECORDS_MAX // 4
+TAIL_BYTES_MAX = _DIRECTORY_BYTES_MAX + max(4 * KEY_BYTES + 1, _PACK_BYTES_MAX)
+"""What our longest name has behind the prefix."""
 
 _KEY = f"([0-9a-f]{{{2 * KEY_BYTES}}})"
 _DIRECTORY = f"([0-9a-f]{{{2 * NAMESPACE_BYTES}}})/(0|[1-9][0-9]{{0,9}})/"
