@@ -43,9 +43,10 @@ def take_frames(state: State, index: Index) -> bytes | None:
             return frames
         victim = _evict_one(state, state.dram)
         if victim is None:
-            break
+            return None
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
+    state.wake_at(state.now_ns + 1, "room", int(Tier.DRAM))  # more may go, but not in one event
     return None
 
 

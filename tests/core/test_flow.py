@@ -13,10 +13,12 @@ from flexkv_py.core.messages import (
     FoundBlock,
     LostRecord,
     MoveKind,
+    NamespaceSpec,
     Outcome,
     Priority,
     RecordsLost,
     RecoveryFinished,
+    SessionOpened,
     StartCopies,
     Tier,
     TierChanged,
@@ -24,9 +26,10 @@ from flexkv_py.core.messages import (
     TransferResult,
     TransfersFinished,
 )
+from flexkv_py.core.room import VICTIMS_PER_TAKE_MAX
 from flexkv_py.core.transfers import IN_FLIGHT_BLOCKS_MIN, InFlight
 from flexkv_py.geometry import ALIGN_BYTES
-from flexkv_py.keys import ROOT, BlockKey
+from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
 from tests.core.conftest import CHUNKS, NAMESPACE, Bench, chain
 
 RECORD_BYTES = ALIGN_BYTES + sum(CHUNKS)
@@ -185,3 +188,20 @@ def ended_copies(bench: Bench) -> list[TransferResult]:
             del bench.running[transfer]
             ended.append(TransferResult(transfer, chunks=order.chunks))
     return ended
+
+
+def test_a_block_that_needs_a_whole_segment_of_small_ones_gets_it_without_another_event(benches: Any) -> None:
+    """More victims than one event may take: the planner asks to be woken, where an idle daemon throttled the save."""
+    victims = 3 * VICTIMS_PER_TAKE_MAX
+    bench = benches(segment_bytes=victims * len(CHUNKS) * max(CHUNKS), dram_segments=1)
+    other = NamespaceDigest(bytes([7]) * 32)
+    bench.post(SessionOpened(2, NamespaceSpec(other, (16 * max(CHUNKS),)), 0, 0))
+    for at in range(victims):
+        bench.save(chain(1, str(at)))
+        bench.settle()
+    ticket = bench.save(chain(1, "large"), deadline_ns=1 << 40, session=2)
+    while (due_ns := bench.planner.next_deadline_ns()) is not None and due_ns < 1 << 40 and not bench.running:
+        bench.now_ns = max(due_ns, bench.now_ns + 1)
+        bench.tick()
+    bench.settle()
+    assert bench.outcomes(ticket) == [Outcome.STORED]
