@@ -164,9 +164,7 @@ def clean_ahead(state: State) -> None:
         if s3 is not None:
             free = ssd.capacity_bytes - ssd.used_bytes
             _keep_clean(state, ssd, state.config.ssd_clean_ahead * ssd.capacity_bytes, free)
-    if (
-        s3 is not None and s3.capacity_bytes and s3.up and not s3.drop_failed
-    ):  # else each failed drop would cost another
+    if s3 is not None and s3.capacity_bytes and s3.up and not s3.drop_failed:  # or each would cost a block
         _drop_until(state, s3, s3.capacity_bytes)  # the ends of these drops are the events that go on with it
 
 
