@@ -15,6 +15,7 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from flexkv_py.core.messages import Fault
+from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.background import Background
 from flexkv_tiers.base import StoreListener, TierFault
 from flexkv_tiers.byteworkers import ByteWorker
@@ -36,6 +37,8 @@ _URGENT = Get | GetIndex | Check
 
 _LOOK_S_MIN = 0.1
 """Between looks at a silence that is odd while nothing can be done about it."""
+
+_CONNECTING = {"up": False, "down_because": "connecting: the server has not answered yet"}
 
 PAUSE_S = 2.0
 """Between tries at what must not be given up while the bucket fails it."""
@@ -87,6 +90,7 @@ class Bucket:
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
         self._closing = asyncio.Event()
+        self._connecting = True  # until the first answer, or its want, says whether the bucket serves
         self._deletes = DeleteBatches(self._delete)
 
     @property
@@ -96,11 +100,19 @@ class Bucket:
     async def start(self) -> None:
         for worker in self._workers:
             await worker.start()
-        failure = await self._check(self._check_s)
-        if failure is not None:
+        # Awake first: from then on a silence is the server's, not that of a child which is still starting.
+        failure = await self._check(self._check_s, asks=False) or await self._check(self._check_s)
+        self._connecting = False
+        if failure is None:
+            return
+        if self._health.up:
             self._health.breaker.open(explained(failure), self._now_s())
             self._go_down()
-            raise start_error(failure, self._config.place)
+        elif failure.trouble in UNHEARD:  # cut off because the silence was noticed: that is why
+            raise FlexKVError(
+                ErrorCode.S3_UNREACHABLE, f"{self._config.place} cannot be used: {self._health.down_because}"
+            )
+        raise start_error(failure, self._config.place)
 
     async def close(self) -> None:
         """End whatever waits for the bucket: it fails with DOWN, in this life and later."""
@@ -120,6 +132,7 @@ class Bucket:
     def status(self) -> dict[str, object]:
         return {
             **self._health.status(),
+            **(_CONNECTING if self._connecting else {}),
             "processes": [worker.pid for worker in self._workers if worker.pid is not None],  # that live now
             "process_deaths": sum(worker.deaths for worker in self._workers),
             "moves_running": sum(worker.running for worker in self._workers),
@@ -306,11 +319,11 @@ class Bucket:
         if self._listener is not None:
             self._listener.changed(True, "the bucket answers again")
 
-    async def _check(self, timeout_s: float, *, spare: bool = False) -> Failed | None:
+    async def _check(self, timeout_s: float, *, asks: bool = True, spare: bool = False) -> Failed | None:
         """Whether the bucket can be used right now, asked once."""
         failure: Failed | None = None
         try:
-            async with aclosing(self._attempt(Check(), timeout_s, spare=spare)) as replies:
+            async with aclosing(self._attempt(Check(asks), timeout_s, spare=spare)) as replies:
                 async for reply in replies:
                     assert isinstance(reply, Failed)
                     failure = reply
