@@ -119,6 +119,29 @@ def test_a_server_that_is_silent_from_the_start_is_not_up_and_is_noticed_early(f
     asyncio.run(life())
 
 
+def test_a_changed_cause_is_told_as_it_comes(frames, config, proxy):
+    """Nobody listens, then the server refuses us: both are told, the second with the probes that failed before."""
+
+    async def life():
+        heard = Heard()
+        store = S3Store(config, frames.arena, heard)
+        proxy.set(Faults(refuse=True))
+        with pytest.raises(FlexKVError):
+            await store.start()
+        proxy.set(Faults(status=403, code="AccessDenied"))
+        async with asyncio.timeout(30):
+            while len(heard.reasons) < 2:
+                await asyncio.sleep(0.05)
+        proxy.set(Faults())
+        await until_well_written(store, frames)
+        await store.close()
+        assert heard.changes == [False, False, True]
+        assert "AccessDenied" in heard.reasons[1]
+        assert all("failed probes" in reason for reason in heard.reasons[1:])
+
+    asyncio.run(life())
+
+
 async def until_well_written(store, frames):
     """A block is written, once the bucket is back."""
     end = time.monotonic() + 30

@@ -22,7 +22,7 @@ from flexkv_tiers.byteworkers import ByteWorker
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.deletes import DeleteBatches
-from flexkv_tiers.s3.faults import UNHEARD, explained, start_error, tier_fault
+from flexkv_tiers.s3.faults import HOPELESS, UNHEARD, cure_of, explained, start_error, tier_fault
 from flexkv_tiers.s3.health import Health, Silence
 from flexkv_tiers.s3.messages import Check, Delete, Failed, Get, GetIndex, Reply, Request, Stored, Trouble
 
@@ -307,17 +307,22 @@ class Bucket:
             self._listener.changed(False, self._health.down_because)
 
     async def _probe(self) -> None:
-        """Ask for the bucket at growing intervals until it answers."""
-        breaker = self._health.breaker
+        """Ask for the bucket at growing intervals until it answers; another refusal than before is told as it comes."""
+        breaker, told, failed_count = self._health.breaker, self._health.down_because, 0
         while breaker.probe_at_s is not None:
             await asyncio.sleep(max(0.0, breaker.probe_at_s - self._now_s()))
             breaker.begin_probe(max(breaker.probe_at_s, self._now_s()))  # a timer may be early by its resolution
             failure = await self._check(self._check_s)
             breaker.end_probe(explained(failure) if failure else "", self._now_s())
+            if failure is not None:
+                failed_count += 1
+                if failure.trouble in HOPELESS and cure_of(failure.trouble) not in told and self._listener is not None:
+                    told = self._health.down_because
+                    self._listener.changed(False, f"{told} (after {failed_count} failed probes)")
         self._prober = None
         self._came_back.set()
         if self._listener is not None:
-            self._listener.changed(True, "the bucket answers again")
+            self._listener.changed(True, f"the bucket answers again, after {failed_count} failed probes")
 
     async def _check(self, timeout_s: float, *, asks: bool = True, spare: bool = False) -> Failed | None:
         """Whether the bucket can be used right now, asked once."""

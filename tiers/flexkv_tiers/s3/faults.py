@@ -201,6 +201,11 @@ def _credential_errors() -> tuple[type[Exception], ...]:
     )
 
 
+def cure_of(trouble: Trouble) -> str:
+    """What to do about it; no two troubles have the same."""
+    return _CURE[trouble]
+
+
 def explained(failure: Failed) -> str:
     """The failure's detail with its cure: there is one for every trouble."""
     return f"{failure.detail}: {_CURE[failure.trouble]}"
