@@ -208,9 +208,10 @@ def _forget(state: State, block: Block) -> None:
 def on_tier_changed(state: State, event: TierChanged) -> None:
     """A tier that is down serves nothing and counts as no place to go, but keeps its copies."""
     level = state.levels[event.tier]
+    level.down_reason = event.reason
     if level.up == event.up:
         return
-    level.up, level.down_reason = event.up, event.reason
+    level.up = event.up
     level.faults_in_row = 0
     level.pause_until_ns = 0
     state.count("tier_changes", f"{event.tier.name.lower()}_{'up' if event.up else 'down'}")

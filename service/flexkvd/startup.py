@@ -13,7 +13,7 @@ import logging
 import threading
 from contextlib import suppress
 
-from flexkv_py.core.messages import RecoveryFinished, Tier
+from flexkv_py.core.messages import RecoveryFinished, Tier, TierChanged
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.base import TierStore
 from flexkv_tiers.memory import Arena
@@ -87,12 +87,15 @@ async def reach(tier: Tier, store: TierStore, engine: Engine, readiness: Readine
     def go_on() -> None:
         nonlocal went_on
         went_on = True
+        engine.post(TierChanged(tier, False, "connecting: it has not answered yet", engine.now_ns()))
         readiness.go_on_without(name)
 
     readiness.begin(name, lambda: "connecting")
     patience = asyncio.get_running_loop().call_later(REACH_S_MAX, go_on)
     try:
         await store.start()
+        if went_on:
+            engine.post(TierChanged(tier, True, "it has answered", engine.now_ns()))
     except FlexKVError as error:
         if error.code in FATAL_CODES and not went_on:
             raise

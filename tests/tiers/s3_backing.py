@@ -57,11 +57,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.changes: list[bool] = []
+        self.reasons: list[str] = []
         self.gone: list[LostRecord] = []
         self.news: list[FoundBatch] = []
 
     def changed(self, up: bool, reason: str) -> None:
         self.changes.append(up)
+        self.reasons.append(reason)
 
     def lost(self, records: Sequence[LostRecord], reason: str) -> None:
         self.gone += records

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.byteworkers.child import Call
 from flexkv_tiers.s3 import S3Store, objects
+from flexkv_tiers.s3.faults import start_error
 from flexkv_tiers.s3.messages import Check, Failed, Reply, Trouble
 from tests.s3proxy import FaultProxy
 from tests.tiers.contract import assert_readable, block
@@ -105,6 +108,35 @@ def test_credentials_that_were_replaced_are_found(frames, tmp_path, monkeypatch)
     write(right["AWS_SECRET_ACCESS_KEY"])
     assert ask(handler, Check()) == []
     handler.close()
+
+
+def test_a_web_server_is_told_as_no_s3_server(frames, tmp_path):
+    """200 and a page, as any web server answers: no listing, so no S3, whatever its status says."""
+    page = b"<!DOCTYPE html><title>Welcome</title>"
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        handler = objects.Objects(
+            replace(patient(tmp_path.name), endpoint_url=f"http://127.0.0.1:{server.server_port}"), frames.arena
+        )
+        [failed] = ask(handler, Check())
+        handler.close()
+        server.shutdown()
+        thread.join()
+    assert failed.trouble is Trouble.FOREIGN
+    assert "Welcome" in failed.detail
+    assert ErrorCode.S3_UNREACHABLE in str(start_error(failed, "s3://b/p"))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flexkv_py.core.messages import Fault
+from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3 import S3Store
 from flexkv_tiers.s3.health import Silence
@@ -88,6 +89,67 @@ def test_a_frozen_server_is_told_to_everybody_long_before_the_timeouts(frames, c
         await until_well(store, frames)
 
     assert run(config, frames, scene)[:2] == [False, True]
+
+
+def test_a_server_that_is_silent_from_the_start_is_not_up_and_is_noticed_early(frames, config, proxy):
+    """SIGSTOP before the first request: not up while connecting, down as silent before the timeouts, then back."""
+
+    async def life():
+        heard = Heard()
+        store = S3Store(config, frames.arena, heard)
+        proxy.suspend()
+        try:
+            starting = asyncio.create_task(store.start())
+            while store.status()["failed_silent"] == 0:
+                told = store.status()
+                assert not told["up"]
+                assert "connecting" in told["down_because"]
+                assert not starting.done()
+                await asyncio.sleep(0.05)
+            with pytest.raises(FlexKVError, match=r"said nothing .*s3\.silence_s") as caught:
+                await starting
+            assert caught.value.code is ErrorCode.S3_UNREACHABLE
+            assert store.status()["failed_timeout"] == 0
+        finally:
+            proxy.resume()
+        await until_well_written(store, frames)
+        await store.close()
+        assert heard.changes == [False, True]
+
+    asyncio.run(life())
+
+
+def test_a_changed_cause_is_told_as_it_comes(frames, config, proxy):
+    """Nobody listens, then the server refuses us: both are told, the second with the probes that failed before."""
+
+    async def life():
+        heard = Heard()
+        store = S3Store(config, frames.arena, heard)
+        proxy.set(Faults(refuse=True))
+        with pytest.raises(FlexKVError):
+            await store.start()
+        proxy.set(Faults(status=403, code="AccessDenied"))
+        end = time.monotonic() + 30
+        while len(heard.reasons) < 2:
+            assert time.monotonic() < end, store.status()
+            await asyncio.sleep(0.05)
+        proxy.set(Faults())
+        await until_well_written(store, frames)
+        await store.close()
+        assert heard.changes == [False, False, True]
+        assert "AccessDenied" in heard.reasons[1]
+        assert all("failed probes" in reason for reason in heard.reasons[1:])
+
+    asyncio.run(life())
+
+
+async def until_well_written(store, frames):
+    """A block is written, once the bucket is back."""
+    end = time.monotonic() + 30
+    while not store.status()["up"]:
+        assert time.monotonic() < end, store.status()
+        await asyncio.sleep(0.05)
+    await store.write(block(1), frames.fill(block(1), RECORD))
 
 
 def test_a_slow_answer_beside_a_living_server_is_waited_for(frames, config, proxy):

@@ -184,3 +184,7 @@ def test_a_proxy_that_cannot_be_used_is_named(frames, tmp_path, forward, monkeyp
     monkeypatch.setenv("HTTP_PROXY", "https://127.0.0.1:9")
     with pytest.raises(ProxyRefused, match="NO_PROXY"):
         proxy_of("http://somewhere/")
+    for junk in ("::junk::", "http://", "http://host:port"):
+        monkeypatch.setenv("HTTP_PROXY", junk)
+        with pytest.raises(ProxyRefused, match=r"^HTTP_PROXY or HTTPS_PROXY .*write http://host:port"):
+            proxy_of("http://somewhere/")

@@ -126,7 +126,10 @@ class ByteWorker:
         try:
             async with nullcontext() if spare else self._slot(deadline, patient=patient):
                 if stops != self._stops:
-                    raise TierFault(Fault.DOWN, "all calls were stopped while this one waited for a thread")
+                    raise TierFault(
+                        Fault.DOWN,
+                        "the tier went down while this waited for a connection: it is served again once the tier is up",
+                    )
                 child = await self._living_child(deadline)
                 async with aclosing(self._replies(child, request, deadline)) as replies:
                     async for reply in replies:

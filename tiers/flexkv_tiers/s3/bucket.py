@@ -15,13 +15,14 @@ from contextlib import aclosing, suppress
 import msgspec
 
 from flexkv_py.core.messages import Fault
+from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.background import Background
 from flexkv_tiers.base import StoreListener, TierFault
 from flexkv_tiers.byteworkers import ByteWorker
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3.config import S3Config
 from flexkv_tiers.s3.deletes import DeleteBatches
-from flexkv_tiers.s3.faults import UNHEARD, explained, start_error, tier_fault
+from flexkv_tiers.s3.faults import HOPELESS, UNHEARD, cure_of, explained, start_error, tier_fault
 from flexkv_tiers.s3.health import Health, Silence
 from flexkv_tiers.s3.messages import Check, Delete, Failed, Get, GetIndex, Reply, Request, Stored, Trouble
 
@@ -36,6 +37,8 @@ _URGENT = Get | GetIndex | Check
 
 _LOOK_S_MIN = 0.1
 """Between looks at a silence that is odd while nothing can be done about it."""
+
+_CONNECTING = {"up": False, "down_because": "connecting: the server has not answered yet"}
 
 PAUSE_S = 2.0
 """Between tries at what must not be given up while the bucket fails it."""
@@ -87,6 +90,7 @@ class Bucket:
         self._came_back = asyncio.Event()  # set while the breaker is closed
         self._came_back.set()
         self._closing = asyncio.Event()
+        self._connecting = True  # until the first answer, or its want, says whether the bucket serves
         self._deletes = DeleteBatches(self._delete)
 
     @property
@@ -96,11 +100,19 @@ class Bucket:
     async def start(self) -> None:
         for worker in self._workers:
             await worker.start()
-        failure = await self._check(self._check_s)
-        if failure is not None:
+        # Awake first: from then on a silence is the server's, not that of a child which is still starting.
+        failure = await self._check(self._check_s, asks=False) or await self._check(self._check_s)
+        self._connecting = False
+        if failure is None:
+            return
+        if self._health.up:
             self._health.breaker.open(explained(failure), self._now_s())
             self._go_down()
-            raise start_error(failure, self._config.place)
+        elif failure.trouble in UNHEARD:  # cut off because the silence was noticed: that is why
+            raise FlexKVError(
+                ErrorCode.S3_UNREACHABLE, f"{self._config.place} cannot be used: {self._health.down_because}"
+            )
+        raise start_error(failure, self._config.place)
 
     async def close(self) -> None:
         """End whatever waits for the bucket: it fails with DOWN, in this life and later."""
@@ -120,6 +132,7 @@ class Bucket:
     def status(self) -> dict[str, object]:
         return {
             **self._health.status(),
+            **(_CONNECTING if self._connecting else {}),
             "processes": [worker.pid for worker in self._workers if worker.pid is not None],  # that live now
             "process_deaths": sum(worker.deaths for worker in self._workers),
             "moves_running": sum(worker.running for worker in self._workers),
@@ -294,23 +307,28 @@ class Bucket:
             self._listener.changed(False, self._health.down_because)
 
     async def _probe(self) -> None:
-        """Ask for the bucket at growing intervals until it answers."""
-        breaker = self._health.breaker
+        """Ask for the bucket at growing intervals until it answers; another refusal than before is told as it comes."""
+        breaker, told, failed_count = self._health.breaker, self._health.down_because, 0
         while breaker.probe_at_s is not None:
             await asyncio.sleep(max(0.0, breaker.probe_at_s - self._now_s()))
             breaker.begin_probe(max(breaker.probe_at_s, self._now_s()))  # a timer may be early by its resolution
             failure = await self._check(self._check_s)
             breaker.end_probe(explained(failure) if failure else "", self._now_s())
+            if failure is not None:
+                failed_count += 1
+                if failure.trouble in HOPELESS and cure_of(failure.trouble) not in told and self._listener is not None:
+                    told = self._health.down_because
+                    self._listener.changed(False, f"{told} (after {failed_count} failed probes)")
         self._prober = None
         self._came_back.set()
         if self._listener is not None:
-            self._listener.changed(True, "the bucket answers again")
+            self._listener.changed(True, f"the bucket answers again, after {failed_count} failed probes")
 
-    async def _check(self, timeout_s: float, *, spare: bool = False) -> Failed | None:
+    async def _check(self, timeout_s: float, *, asks: bool = True, spare: bool = False) -> Failed | None:
         """Whether the bucket can be used right now, asked once."""
         failure: Failed | None = None
         try:
-            async with aclosing(self._attempt(Check(), timeout_s, spare=spare)) as replies:
+            async with aclosing(self._attempt(Check(asks), timeout_s, spare=spare)) as replies:
                 async for reply in replies:
                     assert isinstance(reply, Failed)
                     failure = reply

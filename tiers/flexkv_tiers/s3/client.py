@@ -13,7 +13,8 @@ import boto3
 from botocore.config import Config
 
 from flexkv_tiers.s3.config import S3Config
-from flexkv_tiers.s3.messages import Failed, Trouble
+from flexkv_tiers.s3.faults import answer_trouble
+from flexkv_tiers.s3.messages import Failed
 from flexkv_tiers.s3.names import listing_prefix
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class BucketClient:
         if refused:
             first = refused[0]
             yield Failed(
-                Trouble.DENIED if first.get("Code") == "AccessDenied" else Trouble.SERVER,
+                answer_trouble(first.get("Code", ""), 400),
                 f"{len(refused)} of {len(names)} objects were not deleted, the first is {first.get('Key')}: "
                 f"{first.get('Code')} {first.get('Message')}",
             )

@@ -25,6 +25,7 @@ FAULT_OF = {
     Trouble.TIMEOUT: Fault.LATE,
     Trouble.SILENT: Fault.DOWN,
     Trouble.SCHEME: Fault.DOWN,
+    Trouble.FOREIGN: Fault.DOWN,
     Trouble.SERVER: Fault.IO,
     Trouble.CUT: Fault.IO,
     Trouble.REFUSED: Fault.IO,
@@ -45,6 +46,7 @@ HOPELESS = frozenset(
         Trouble.REGION,
         Trouble.CERTIFICATE,
         Trouble.SCHEME,
+        Trouble.FOREIGN,
         Trouble.BUCKET_MISSING,
     }
 )
@@ -76,6 +78,9 @@ _CURE = {
     ),
     Trouble.SCHEME: (
         "begin s3.endpoint_url with http:// if the server speaks plain HTTP there, with https:// if it speaks TLS"
+    ),
+    Trouble.FOREIGN: (
+        "set s3.endpoint_url to the server that speaks S3: this is another one, or a page of something in between"
     ),
     Trouble.BUCKET_MISSING: (
         "create the bucket or correct s3.bucket, and s3.region or s3.endpoint_url if it is elsewhere"
@@ -136,6 +141,7 @@ _TROUBLE_OF_CODE = {
     "RequestTimeout": Trouble.TIMEOUT,
     "InvalidRange": Trouble.CORRUPT,  # the object is shorter than its record
     "QuotaExceeded": Trouble.FULL,
+    "InternalError": Trouble.SERVER,  # also of one object in a batch whose status is 200
 }
 _TROUBLE_OF_STATUS = {
     301: Trouble.REGION,
@@ -193,6 +199,11 @@ def _credential_errors() -> tuple[type[Exception], ...]:
         boto.TokenRetrievalError,
         boto.SSOError,
     )
+
+
+def cure_of(trouble: Trouble) -> str:
+    """What to do about it; no two troubles have the same."""
+    return _CURE[trouble]
 
 
 def explained(failure: Failed) -> str:

@@ -32,6 +32,7 @@ class Trouble(StrEnum):
     STOPPED = "stopped"
     SILENT = "silent"
     SCHEME = "scheme"
+    FOREIGN = "foreign"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -146,7 +147,9 @@ class ListPage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Is the bucket there, and may we list it?"""
+    """Is the bucket there, and may we list it? Without `asks`: only make ready what it takes to ask."""
+
+    asks: bool = True
 
 
 class Landed(msgspec.Struct, frozen=True, tag=True):

@@ -132,9 +132,17 @@ class Objects:
             case ListPage():
                 yield read_page(bucket.client, self._config, request)
             case Check():
-                query = f"list-type=2&max-keys=1&prefix={quote(listing_prefix(self._config.prefix), safe='')}"
-                with self._exchange("GET", "", {}, Body([]), call, query=query) as answer:
-                    _expect(answer, 200)
+                self._check(request, call)
+
+    def _check(self, request: Check, call: Call) -> None:
+        if not request.asks:
+            return
+        query = f"list-type=2&max-keys=1&prefix={quote(listing_prefix(self._config.prefix), safe='')}"
+        with self._exchange("GET", "", {}, Body([]), call, query=query) as answer:
+            if answer.status != 200:
+                raise _refusal(answer, _said(answer))
+            if "<ListBucketResult" not in (text := answer.text()):
+                raise AttemptFailed(Trouble.FOREIGN, f"the server answers a listing with {text[:_SAID_MAX].strip()!r}")
 
     # -------------------------------------------------------------- uploads
 

@@ -40,8 +40,14 @@ def proxy_of(url: str) -> Proxy | None:
     given = get_environ_proxies(url).get(urlsplit(url).scheme)
     if not given:
         return None
-    parts = urlsplit(given if "://" in given else f"http://{given}")
-    if parts.scheme != "http" or not parts.hostname:
+    try:
+        parts = urlsplit(given if "://" in given else f"http://{given}")
+        port = parts.port or _PORT
+    except ValueError:
+        raise ProxyRefused("HTTP_PROXY or HTTPS_PROXY is no URL: write http://host:port, or unset it") from None
+    if not parts.hostname:
+        raise ProxyRefused("HTTP_PROXY or HTTPS_PROXY names no host: write http://host:port, or unset it")
+    if parts.scheme != "http":
         raise ProxyRefused(
             f"HTTP_PROXY or HTTPS_PROXY is a {parts.scheme}:// address, and only http:// proxies are supported: name "
             "one, or the server in NO_PROXY"
@@ -50,7 +56,7 @@ def proxy_of(url: str) -> Proxy | None:
     if parts.username is not None:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    return Proxy(parts.hostname, parts.port or _PORT, authorization)
+    return Proxy(parts.hostname, port, authorization)
 
 
 def open_tunnel(connected: socket.socket, proxy: Proxy, host: str, port: int) -> None:
