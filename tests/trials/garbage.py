@@ -35,7 +35,7 @@ class Bystander(threading.Thread):
     """A client that matches, loads, saves and compares all the while."""
 
     def __init__(self, daemon: DaemonProcess) -> None:
-        super().__init__(name="bystander")
+        super().__init__(name="bystander", daemon=True)
         self.failure: BaseException | None = None
         self.rounds = 0
         self.latencies_s: list[float] = []

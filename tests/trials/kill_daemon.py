@@ -51,7 +51,7 @@ class Saver(threading.Thread):
     """One client that saves chain after chain, whatever happens to the daemon."""
 
     def __init__(self, daemon: DaemonProcess, number: int, record: Record, seed: int) -> None:
-        super().__init__(name=f"saver-{number}")
+        super().__init__(name=f"saver-{number}", daemon=True)  # a failed trial ends
         self.failure: BaseException | None = None
         self.go_on = threading.Event()
         self.chains_left = 0

@@ -74,7 +74,7 @@ class Actor(threading.Thread):
     """One client that does the same thing again and again, whatever happens to the daemon."""
 
     def __init__(self, daemon: DaemonProcess, number: int, record: Record) -> None:
-        super().__init__(name=f"{type(self).__name__.lower()}-{number}")
+        super().__init__(name=f"{type(self).__name__.lower()}-{number}", daemon=True)  # a failed trial ends
         self.failure: BaseException | None = None
         self.over = threading.Event()
         self.record = record

@@ -172,7 +172,7 @@ def holes(folder: Path, *, rounds: int = 100) -> dict[str, float]:
                     cuts[0] += 1
                 os.ftruncate(descriptor, length + punched[0] * mmap.PAGESIZE)
 
-        puncher = threading.Thread(target=punch)
+        puncher = threading.Thread(target=punch, daemon=True)
         puncher.start()
         try:
             for turn in range(rounds):

@@ -52,7 +52,7 @@ class Saver(threading.Thread):
     """One client that saves its daemon's chains, each until it is acknowledged at `s3`."""
 
     def __init__(self, daemon: DaemonProcess, work: Work) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.failure: BaseException | None = None
         self._work = work
         self._client = Client(daemon.socket, GEOMETRY, timeout_s=60)
