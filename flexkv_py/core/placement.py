@@ -36,10 +36,8 @@ def judge(state: State, copy: Copy) -> Verdict:
         return Verdict.WRITE if takers else Verdict.HELD
     if block.rule is Rule.NEVER:
         return Verdict.REFUSED
-    if not takers:
+    if not takers or (copy.tier is not Tier.DRAM and block.index.spec is None):  # staging must know how it is cut
         return Verdict.NO_TIER
-    if copy.tier is not Tier.DRAM and block.index.spec is None:
-        return Verdict.NO_TIER  # staging needs to know how the block is cut
     if state.pushed_out.get(block) == block.uses:
         return Verdict.PUSHED_OUT
     if state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:

@@ -212,8 +212,7 @@ def on_tier_changed(state: State, event: TierChanged) -> None:
     if level.up == event.up:
         return
     level.up = event.up
-    level.faults_in_row = 0
-    level.pause_until_ns = 0
+    level.faults_in_row = level.pause_until_ns = 0
     state.count("tier_changes", f"{event.tier.name.lower()}_{'up' if event.up else 'down'}")
 
 
