@@ -34,7 +34,7 @@ reads. Selections are generated with published statistics, or read from a record
 GENERATE = """\
 Writes generated selections, one JSON object per step, request and layer group: request_id, layer_id,
 step_idx, seq_len_current, selected_token_pos. Packed if the file's name ends in .gz. About 12 KB a line at
-K = 2,048, 3.4 KB packed.
+K = 2,048, 4 KB packed.
 """
 
 STATS = """\
