@@ -130,7 +130,7 @@ class SsdStore:
             raise
         for number, stripe in enumerate(self._stripes):
             parts = self._roller, self._moving, self._reclaimed, self._lost, self._failed
-            self._cleaners.append(Cleaner(number, self._log, stripe, *parts))
+            self._cleaners.append(Cleaner(number, self._log, self._stripes, *parts))
             stripe.refused = self._mender.wake
         self._serving = True
 
