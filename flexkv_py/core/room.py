@@ -197,7 +197,7 @@ def _room_below(state: State, level: Level) -> float:
 def _drop_ahead(state: State, ssd: Level) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
     copy = ssd.reclaimable.oldest or ssd.policy.coldest()
-    if copy is not None:
+    if copy is not None and not ssd.drop_failed:  # else each failed drop cost another record
         record_bytes = copy.block.index.record_bytes
         burst_bytes = max(RESERVE_SHARE * ssd.capacity_bytes, RESERVE_RECORDS * record_bytes)
         reserve = min(

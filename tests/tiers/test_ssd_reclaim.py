@@ -240,7 +240,7 @@ def test_a_damaged_record_is_let_go_when_its_segment_is_reclaimed(tmp_path, fram
 
 
 def test_a_block_found_in_two_directories_is_let_go_of_in_both(tmp_path, frames):
-    """The later record counts, and is damaged: reclaim marks the earlier one as well, on the other disk, and goes on."""
+    """The later record counts, and is damaged: reclaim marks the earlier one too, on the other disk, and goes on."""
     directories = [tmp_path / "a", tmp_path / "b"]
 
     async def first() -> None:
