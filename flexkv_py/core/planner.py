@@ -52,6 +52,7 @@ class Planner:
             messages.RecoveryFinished: partial(recovery.on_recovery_finished, self.state),
             messages.RecordsLost: partial(recovery.on_records_lost, self.state),
             messages.TierChanged: partial(recovery.on_tier_changed, self.state),
+            messages.RoomRestored: lambda event: self.state.levels[event.tier].restore(),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }

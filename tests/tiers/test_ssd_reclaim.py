@@ -39,6 +39,7 @@ class Listener:
     def __init__(self) -> None:
         self.lost_records: list[LostRecord] = []
         self.places: dict[BlockName, int] = {}
+        self.times_restored = 0
 
     def changed(self, up: bool, reason: str) -> None:
         raise AssertionError(f"{up}: {reason}")
@@ -49,6 +50,9 @@ class Listener:
             self.lost_records.append(record)
             if self.places.get(record.block) == record.location:
                 del self.places[record.block]
+
+    def restored(self) -> None:
+        self.times_restored += 1
 
     def appeared(self, batch: FoundBatch) -> None:
         raise AssertionError(batch)

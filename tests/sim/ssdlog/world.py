@@ -202,6 +202,11 @@ class LogWorld:
         except Violation as violation:  # raised here it would end the store's own task
             self.failure = violation
 
+    def restored(self) -> None:
+        if self.settings.harm is not Harm.FAULTS:
+            self.failure = Violation("a disk that was never full has room again")
+        self.note("restored")
+
     def appeared(self, batch: FoundBatch) -> None:
         raise Violation(f"{len(batch.blocks)} records appeared in a tier nobody else writes to")
 

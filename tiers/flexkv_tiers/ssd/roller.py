@@ -19,7 +19,9 @@ from flexkv_tiers.ssd.stripe import Stripe
 
 
 class Roller:
-    """`sealed` hears of every segment that was sealed, `failed` of every fault no caller is told."""
+    """`sealed` hears of every segment that was sealed, `failed` of every fault no caller is told, `restored` when a
+    disk that had no room for a segment has it again.
+    """
 
     def __init__(
         self,
@@ -27,11 +29,13 @@ class Roller:
         stripes: Sequence[Stripe],
         sealed: Callable[[int], None],
         failed: Callable[[TierFault], None],
+        restored: Callable[[], None],
     ) -> None:
         self._log = log
         self._stripes = stripes
         self._sealed = sealed
         self._failed = failed
+        self._restored = restored
         self._background = Background("the SSD tier")  # segments being opened or sealed
         self._sealing: set[int] = set()  # exactly the segments whose seal runs, by index
 
@@ -54,7 +58,8 @@ class Roller:
                 return True
             if not (rewriting or disk.keeps_apart) and self._share(number):
                 return True
-            if stripe.cut and await stripe.has_room(self.layout.segment_bytes):
+            is_restored = stripe.cut and await stripe.has_room(self.layout.segment_bytes)
+            if is_restored:
                 self._log.restore(number)
                 stripe.cut = False
             if not self._log.may_open(number, rewriting=rewriting):
@@ -69,6 +74,8 @@ class Roller:
                 segment.state = SegmentState.DELETED if deleted else SegmentState.FREE
                 raise
             self._log.activate(segment, rewriting=rewriting)
+            if is_restored:
+                self._restored()
             return True
 
     async def place_rewrite(self, number: int, entry: Entry) -> Placed | None:
