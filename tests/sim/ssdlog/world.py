@@ -177,6 +177,8 @@ class LogWorld:
 
     def _condemned(self) -> set[int]:
         """Locations of the records the store wanted to let go of, and its disk would not say that they are dead."""
+        if self.settings.harm is not Harm.FAULTS:
+            return set()
         log = self.store._log
         live = [(segment, slot) for segment in log.segments for slot in log.live_slots(segment)]
         return {log.table.location(slot) for segment, slot in live if segment.dead.is_dead(log.table.place(slot)[1])}
@@ -224,6 +226,15 @@ class LogWorld:
         raise Violation(f"{len(batch.blocks)} records appeared in a tier nobody else writes to")
 
     # ---------------------------------------------------------------- account
+
+    def check_written(self, name: BlockName, location: int) -> None:
+        """What holds of a record that was acknowledged just now: no start will pass it over."""
+        log = self.store._log
+        slot = log.table.slot(location)
+        assert slot is not None
+        index, page = log.table.place(slot)
+        if log.segments[index].dead.is_dead(page):
+            raise Violation("a record was written to a place that is marked dead", name)
 
     def check_limits(self) -> None:
         """What holds at every moment: the account adds up, the files stay within the capacity."""
