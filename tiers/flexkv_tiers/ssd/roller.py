@@ -20,7 +20,7 @@ from flexkv_tiers.ssd.stripe import Stripe
 
 class Roller:
     """`sealed` hears of every segment that was sealed, `failed` of every fault no caller is told, `restored` when a
-    disk that had no room for a segment has it again.
+    disk that had no room for a segment took one: before that, free space may be a quota's.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Roller:
         self._restored = restored
         self._background = Background("the SSD tier")  # segments being opened or sealed
         self._sealing: set[int] = set()  # exactly the segments whose seal runs, by index
+        self._full: set[int] = set()  # disks that did not take the last segment they were given
 
     @property
     def layout(self) -> Layout:
@@ -58,8 +59,7 @@ class Roller:
                 return True
             if not (rewriting or disk.keeps_apart) and self._share(number):
                 return True
-            is_restored = stripe.cut and await stripe.has_room(self.layout.segment_bytes)
-            if is_restored:
+            if stripe.cut and await stripe.has_room(self.layout.segment_bytes):
                 self._log.restore(number)
                 stripe.cut = False
             if not self._log.may_open(number, rewriting=rewriting):
@@ -74,8 +74,6 @@ class Roller:
                 segment.state = SegmentState.DELETED if deleted else SegmentState.FREE
                 raise
             self._log.activate(segment, rewriting=rewriting)
-            if is_restored:
-                self._restored()
             return True
 
     async def place_rewrite(self, number: int, entry: Entry) -> Placed | None:
@@ -106,7 +104,11 @@ class Roller:
             if fault.fault is Fault.FULL:
                 stripe.cut = True
                 self._log.cut(number)
+                self._full.add(number)
             raise
+        if number in self._full:
+            self._full.remove(number)
+            self._restored()
         segment = self._log.add_segment(number, name, SegmentState.OPENING)
         stripe.files[segment.index] = file
         return segment
