@@ -28,7 +28,7 @@ from flexkv_py.geometry import ALIGN_BYTES, Geometry, Plane
 from flexkv_py.wire.messages import LayerLayout, RegisterMemory
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.lanes import CopyTask, CpuLanes, Direction
-from flexkv_tiers.memory import Arena, WorkerMemory, sealed_memfd
+from flexkv_tiers.memory import Arena, HostMemory, sealed_memfd
 
 LAYERS = tuple(range(61))
 GEOMETRY = Geometry((Plane("kv", LAYERS, 656), Plane("index", LAYERS, 132)), tokens_per_block=64)
@@ -70,7 +70,7 @@ class Bench:
     def __init__(self) -> None:
         message = _layer_first(GEOMETRY, BLOCKS)
         descriptor = sealed_memfd("bench-worker", message.bytes)
-        self.memory = WorkerMemory(descriptor, message, GEOMETRY)
+        self.memory = HostMemory(descriptor, message, GEOMETRY)
         self.worker = np.frombuffer(mmap.mmap(descriptor, message.bytes), np.uint8)
         os.close(descriptor)
         self.worker[:] = 1  # also brings the pages in

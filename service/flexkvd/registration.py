@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import Registered, RegisterMemory
-from flexkv_tiers.memory import WorkerMemory
+from flexkv_tiers.memory import HostMemory, WorkerMemory
 from flexkvd.config import LimitsTable
 from flexkvd.memories import RegisteredMemory
 from flexkvd.sessions import Session
@@ -32,7 +32,7 @@ def register(
         )
     try:
         _check(session, message, limits)
-        mapping = WorkerMemory(descriptor, message, session.geometry)
+        mapping = HostMemory(descriptor, message, session.geometry)
     finally:
         os.close(descriptor)
     busy = _still_copying(mapping, sessions)
