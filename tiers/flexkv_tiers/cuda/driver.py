@@ -159,6 +159,11 @@ class CudaDriver:
     def allocation_bytes(self, address: int) -> int:
         return int(self._call("cuMemGetAddressRange", address)[1])
 
+    def export_memory(self, address: int) -> tuple[bytes, int]:
+        """In the worker: the IPC handle of the allocation `address` lies in, and how far into it that is."""
+        base = int(self._call("cuMemGetAddressRange", address)[0])
+        return bytes(self._call("cuIpcGetMemHandle", base).reserved), address - base
+
     def open_event(self, handle: bytes) -> int:
         opaque = self._cuda.CUipcEventHandle()
         opaque.reserved = handle
