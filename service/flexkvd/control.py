@@ -68,6 +68,7 @@ class Operator:
             "sessions": sessions,
             "tiers": {"dram": parts.arena.status(), **tiers},
             "lanes": parts.lanes.status(),
+            "devices": parts.devices.status(),
         }
 
     def story(self, key: BlockKey) -> list[dict[str, object]]:

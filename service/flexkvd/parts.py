@@ -19,10 +19,12 @@ from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
 from flexkv_tiers.lanes import CpuLanes
+from flexkv_tiers.lanes.by_device import LanesByDevice
 from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
 from flexkvd.codecs import Codecs
 from flexkvd.config import Config, read_token
+from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.lag import LagProbe
@@ -50,7 +52,8 @@ class Parts:
     executor: Executor
     server: Server
     arena: Arena
-    lanes: CpuLanes
+    lanes: LanesByDevice
+    devices: Devices
     stores: Stores
     readiness: Readiness
     resets: Resets
@@ -67,8 +70,11 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     boot = secrets.token_bytes(BOOT_BYTES)
     arena = Arena(dram.segment_bytes, told.dram_segments, huge_pages=dram.huge_pages)
     stack.callback(arena.close)
-    lanes = CpuLanes(arena, threads=dram.copy_threads, bytes_in_flight_max=dram.copies_in_flight_bytes_max)
-    stack.callback(lanes.close)
+    host_lanes = CpuLanes(arena, threads=dram.copy_threads, bytes_in_flight_max=dram.copies_in_flight_bytes_max)
+    stack.callback(host_lanes.close)
+    devices = Devices(config.cuda, arena, host_lanes)
+    stack.callback(devices.close)
+    lanes = devices.lanes
     lag = LagProbe(loop)
     stack.callback(lag.close)
     planner = Planner(told)
@@ -90,13 +96,13 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
     resets.go_on()
-    requests = Requests(engine, sessions, config.limits, told.tiers, resets, loop)
+    requests = Requests(engine, sessions, config.limits, told.tiers, resets, loop, devices)
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, resets, lag)
+    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, devices, stores, readiness, resets, lag)
 
 
 def _reset_log(config: Config) -> ResetLog | None:

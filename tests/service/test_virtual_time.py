@@ -43,6 +43,7 @@ from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
 from flexkvd.config import Config, parse_config
+from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor, TierLimits
 from flexkvd.facts import facts_of
@@ -86,7 +87,8 @@ class World:
         self.store = FakeStore(FakeRecords(64 << 20), arena, self.plan)
         limits = TierLimits(2, 2, bytes_in_flight_max=1, transfer_s_max=30.0)
         self.executor = Executor(self.engine, self.sessions, self.lanes, {Tier.SSD: (self.store, limits)}, loop)
-        requests = Requests(self.engine, self.sessions, self.config.limits, (Tier.DRAM, Tier.SSD), (), loop)
+        devices = Devices(self.config.cuda, arena, self.lanes)
+        requests = Requests(self.engine, self.sessions, self.config.limits, (Tier.DRAM, Tier.SSD), (), loop, devices)
         listener = socket_file.listen(str(path), 0o600)
         stack.callback(listener.close)
         gate = Gate(os.getuid(), frozenset(), frozenset(), "")

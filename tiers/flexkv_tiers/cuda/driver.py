@@ -17,7 +17,7 @@ from typing import Any
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.cuda.base import CudaFailure, Device, Numbers, Rectangle
 
-NOT_SUPPORTED = 801
+LIBRARY = "libcuda.so.1"
 BATCH_WITHOUT_INDEX = 13_000
 """The driver version since which a batch call no longer tells the index of what failed."""
 BATCH_WITH_INDEX = 12_080
@@ -53,20 +53,21 @@ class CudaDriver:
         self._devices: dict[str, Device] = {}
         self._batch = self._batch_entry()
         self.batches = self._batch is not None
-        self._imported: dict[int, Any] = {}
+        self._ordinals = {
+            uuid_text(self._call("cuDeviceGetUuid", self._call("cuDeviceGet", ordinal)).bytes): ordinal
+            for ordinal in range(self._call("cuDeviceGetCount"))
+        }
 
     def device(self, uuid: str) -> Device:
-        if not self._devices:
-            count = self._call("cuDeviceGetCount")
-            found = [self._open_device(ordinal) for ordinal in range(count)]
-            self._devices = {device.uuid: device for device in found}
-        if uuid not in self._devices:
-            known = ", ".join(self._devices) or "none"
+        if uuid not in self._ordinals:
+            known = ", ".join(self._ordinals) or "none"
             raise FlexKVError(
                 ErrorCode.DEVICE_UNKNOWN,
                 f"the daemon sees no device {uuid[:64]!r} (it sees: {known}): give the daemon the worker's devices "
                 "(CUDA_VISIBLE_DEVICES, or the container's --gpus), and name them by UUID, never by ordinal",
             )
+        if uuid not in self._devices:
+            self._devices[uuid] = self._open_device(uuid)
         return self._devices[uuid]
 
     def enter(self, device: Device) -> None:
@@ -169,15 +170,13 @@ class CudaDriver:
         opaque.reserved = handle
         return int(self._call("cuIpcOpenEventHandle", opaque))
 
-    def _open_device(self, ordinal: int) -> Device:
-        cuda, handle = self._cuda, self._call("cuDeviceGet", ordinal)
+    def _open_device(self, uuid: str) -> Device:
+        """Takes a quarter of a second and some hundred megabytes of the device, so only for devices in use."""
+        cuda, ordinal = self._cuda, self._ordinals[uuid]
+        handle = self._call("cuDeviceGet", ordinal)
         attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_READ_ONLY_SUPPORTED
-        return Device(
-            uuid_text(self._call("cuDeviceGetUuid", handle).bytes),
-            ordinal,
-            int(self._call("cuDevicePrimaryCtxRetain", handle)),
-            bool(self._call("cuDeviceGetAttribute", attribute, handle)),
-        )
+        read_only = bool(self._call("cuDeviceGetAttribute", attribute, handle))
+        return Device(uuid, ordinal, int(self._call("cuDevicePrimaryCtxRetain", handle)), read_only)
 
     def _batch_entry(self) -> BatchEntry | None:
         """The entry point that this driver has; None before 12.8."""
@@ -244,6 +243,10 @@ def uuid_text(raw: bytes) -> str:
 
 
 def _load() -> ModuleType:
+    try:
+        ctypes.CDLL(LIBRARY)  # first: without a driver the bindings would search the disk for it
+    except OSError as error:
+        raise _missing(f"there is no NVIDIA driver: {error}") from error
     try:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
