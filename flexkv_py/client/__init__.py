@@ -8,11 +8,12 @@ from flexkv_py.client.handles import Lease, MatchResult, Memory, Ticket
 from flexkv_py.client.memory import PagedLayout, create_memory
 from flexkv_py.client.requests import TicketProgress
 from flexkv_py.core.messages import Outcome
-from flexkv_py.wire.messages import DaemonMessage, GoingAway, LayerLayout, Run
+from flexkv_py.wire.messages import DaemonMessage, DeviceAllocation, GoingAway, LayerLayout, Run
 
 __all__ = [
     "Client",
     "DaemonMessage",
+    "DeviceAllocation",
     "GoingAway",
     "LayerLayout",
     "Lease",

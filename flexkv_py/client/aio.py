@@ -7,7 +7,6 @@ it shares with the blocking client; the socket is `client.aio_link`'s. Use it fr
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from flexkv_py.client import requests
 from flexkv_py.client.aio_link import AsyncLink
 from flexkv_py.client.requests import TicketProgress
 from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile, still_connecting
-from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
+from flexkv_py.client.sockets import close_descriptors, connect_socket, enlist, forget_memories, forked
 from flexkv_py.errors import FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
@@ -27,6 +26,7 @@ from flexkv_py.wire.messages import (
     Cancel,
     ClientMessage,
     DaemonMessage,
+    DeviceAllocation,
     Done,
     Fence,
     Flush,
@@ -127,18 +127,28 @@ class AsyncClient:
         kind: str = "paged",
     ) -> AsyncMemory:
         """Share a memfd (sealed against shrinking) with the daemon; the client keeps its own duplicate."""
-        duplicate = requests.duplicate(descriptor)
-        try:
-            deadline_s = self._deadline_s()
-            link = await self._linked(deadline_s)
-            request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
-            registration = Registration(duplicate, request, Handle(0, link.life))
-            await self._register(link, registration, deadline_s)
-            self._session.adopt(registration)
-        except BaseException:
-            os.close(duplicate)
-            raise
-        return AsyncMemory(self, registration, requests.pages_per_block(request, self._geometry))
+        request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
+        return await self._share(requests.duplicate(descriptor), request)
+
+    async def register_device_memory(
+        self,
+        device: str,
+        allocations: Sequence[DeviceAllocation],
+        *,
+        page_count: int,
+        page_tokens: int,
+        layout: Sequence[LayerLayout],
+    ) -> AsyncMemory:
+        """Share memory of a CUDA device, named by its UUID, by IPC handles (`flexkv_tiers.memory.tensors` makes them).
+
+        Offsets of the layout go on through the allocations in order. Memory that moved is unregistered and
+        registered again, with new handles.
+        """
+        length = sum(each.length for each in allocations)
+        request = RegisterMemory(
+            0, length, page_count, page_tokens, list(layout), device=device, allocations=list(allocations)
+        )
+        return await self._share(-1, request)
 
     async def match(
         self, keys: Sequence[BlockKey], shards: Sequence[int] = (), hold_s: float = 0.0
@@ -232,7 +242,7 @@ class AsyncClient:
             async with self._connecting:  # a task that connects may be sending the descriptor just now
                 if registration in self._session.registrations:
                     self._session.registrations.remove(registration)
-                    os.close(registration.descriptor)
+                    close_descriptors(registration)
 
     def after_fork(self) -> None:
         """The parent goes on with this connection; the child must neither use it nor keep it open."""
@@ -306,10 +316,22 @@ class AsyncClient:
             raise
         return link
 
+    async def _share(self, descriptor: int, request: RegisterMemory) -> AsyncMemory:
+        """Register memory for this and every later life; owns the descriptor."""
+        registration = Registration(descriptor, request, Handle(0, 0))
+        try:
+            deadline_s = self._deadline_s()
+            link = await self._linked(deadline_s)
+            await self._register(link, registration, deadline_s)
+            self._session.adopt(registration)
+        except BaseException:
+            close_descriptors(registration)
+            raise
+        return AsyncMemory(self, registration, requests.pages_per_block(request, self._geometry))
+
     async def _register(self, link: AsyncLink, registration: Registration, deadline_s: float) -> None:
         request = msgspec.structs.replace(registration.request)
-        descriptors = [registration.descriptor]
-        registered = await link.exchange(request, Registered, deadline_s, descriptors=descriptors)
+        registered = await link.exchange(request, Registered, deadline_s, descriptors=registration.descriptors)
         registration.handle = Handle(registered.memory, link.life)
 
 

@@ -6,7 +6,6 @@ in hand: memories, tickets, leases. Protocol state is `client.session`, the shar
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,13 +19,14 @@ from flexkv_py.client import requests
 from flexkv_py.client.handles import Lease, MatchResult, Memory, Ticket
 from flexkv_py.client.link import Link
 from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile, still_connecting
-from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
+from flexkv_py.client.sockets import close_descriptors, connect_socket, enlist, forget_memories, forked
 from flexkv_py.errors import FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
 from flexkv_py.wire.messages import (
     ClientMessage,
     DaemonMessage,
+    DeviceAllocation,
     Done,
     Fence,
     Flush,
@@ -135,19 +135,28 @@ class Client:
         kind: str = "paged",
     ) -> Memory:
         """Share a memfd (sealed against shrinking) with the daemon; the client keeps its own duplicate."""
-        duplicate = requests.duplicate(descriptor)
-        try:
-            deadline_s = self._deadline_s()
-            link = self._linked(deadline_s)
-            request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
-            registration = Registration(duplicate, request, Handle(0, link.life))
-            self._register(link, registration, deadline_s)
-            with self._lock:
-                self._session.adopt(registration)
-        except BaseException:
-            os.close(duplicate)
-            raise
-        return Memory(self, registration, requests.pages_per_block(request, self._geometry))
+        request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
+        return self._share(requests.duplicate(descriptor), request)
+
+    def register_device_memory(
+        self,
+        device: str,
+        allocations: Sequence[DeviceAllocation],
+        *,
+        page_count: int,
+        page_tokens: int,
+        layout: Sequence[LayerLayout],
+    ) -> Memory:
+        """Share memory of a CUDA device, named by its UUID, by IPC handles (`flexkv_tiers.memory.tensors` makes them).
+
+        Offsets of the layout go on through the allocations in order. Memory that moved is unregistered and
+        registered again, with new handles.
+        """
+        length = sum(each.length for each in allocations)
+        request = RegisterMemory(
+            0, length, page_count, page_tokens, list(layout), device=device, allocations=list(allocations)
+        )
+        return self._share(-1, request)
 
     def match(self, keys: Sequence[BlockKey], shards: Sequence[int] = (), hold_s: float = 0.0) -> MatchResult:
         """Longest usable prefix of `keys` in all `shards` (none: this client's own).
@@ -245,7 +254,7 @@ class Client:
             with self._connecting:  # a thread that connects may be sending the descriptor just now
                 if registration in self._session.registrations:
                     self._session.registrations.remove(registration)
-                    os.close(registration.descriptor)
+                    close_descriptors(registration)
 
     def after_fork(self) -> None:
         """The parent goes on with this connection; the child must neither use it nor keep it open."""
@@ -319,8 +328,21 @@ class Client:
             raise
         return link
 
+    def _share(self, descriptor: int, request: RegisterMemory) -> Memory:
+        """Register memory for this and every later life; owns the descriptor."""
+        registration = Registration(descriptor, request, Handle(0, 0))
+        try:
+            deadline_s = self._deadline_s()
+            link = self._linked(deadline_s)
+            self._register(link, registration, deadline_s)
+            with self._lock:
+                self._session.adopt(registration)
+        except BaseException:
+            close_descriptors(registration)
+            raise
+        return Memory(self, registration, requests.pages_per_block(request, self._geometry))
+
     def _register(self, link: Link, registration: Registration, deadline_s: float) -> None:
         request = msgspec.structs.replace(registration.request)
-        descriptors = [registration.descriptor]
-        registered = link.exchange(request, Registered, deadline_s, descriptors=descriptors)
+        registered = link.exchange(request, Registered, deadline_s, descriptors=registration.descriptors)
         registration.handle = Handle(registered.memory, link.life)

@@ -10,7 +10,7 @@ import socket
 import weakref
 from typing import Protocol
 
-from flexkv_py.client.session import Session
+from flexkv_py.client.session import Registration, Session
 from flexkv_py.errors import ErrorCode, FlexKVError
 
 
@@ -45,10 +45,16 @@ def _refusal(error: OSError, path: str) -> FlexKVError:
     return FlexKVError(ErrorCode.DAEMON_LOST, why)
 
 
+def close_descriptors(registration: Registration) -> None:
+    """Close a client's own duplicates of one memory."""
+    for descriptor in registration.descriptors:
+        os.close(descriptor)
+
+
 def forget_memories(session: Session) -> None:
     """Close a client's duplicates of all its memories: it will register none of them again."""
     for registration in session.registrations:
-        os.close(registration.descriptor)
+        close_descriptors(registration)
     session.registrations.clear()
 
 

@@ -102,7 +102,9 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, devices, stores, readiness, resets, lag)
+    return Parts(
+        boot, planner, engine, sessions, executor, server, arena, lanes, devices, stores, readiness, resets, lag
+    )
 
 
 def _reset_log(config: Config) -> ResetLog | None:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.cuda import CudaFailure, Device, Rectangle
-from flexkv_tiers.cuda.base import Numbers
-from flexkv_tiers.memory.cuda import HANDLE_BYTES
+from flexkv_tiers.cuda.base import HANDLE_BYTES, Numbers
 
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 INVALID_VALUE = 1

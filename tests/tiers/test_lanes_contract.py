@@ -30,9 +30,7 @@ def no_device() -> str:
     return "" if importlib.util.find_spec("cuda.bindings") else "cuda-bindings is not installed"
 
 
-@pytest.fixture(
-    scope="module", params=["cpu", "driver", "driver-2d", pytest.param("device", marks=[pytest.mark.gpu])]
-)
+@pytest.fixture(scope="module", params=["cpu", "driver", "driver-2d", pytest.param("device", marks=[pytest.mark.gpu])])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     if request.param == "device" and (why := no_device()):
         pytest.skip(why)

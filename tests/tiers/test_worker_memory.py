@@ -17,7 +17,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_py.wire.messages import RegisterMemory
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.memory import PageRun, HostMemory, page_runs, sealed_memfd
+from flexkv_tiers.memory import HostMemory, PageRun, page_runs, sealed_memfd
 from tests.leaks import mapped_memfds, open_files
 from tests.tiers.paged import (
     GEOMETRY,

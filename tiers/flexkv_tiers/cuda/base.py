@@ -14,6 +14,9 @@ import numpy.typing as npt
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
 
+HANDLE_BYTES = 64
+"""Of a handle by which another process's memory or event is opened."""
+
 Numbers = npt.NDArray[np.uint64]
 """Addresses or lengths in bytes, one dimension, contiguous: handed to the driver as it lies in memory."""
 

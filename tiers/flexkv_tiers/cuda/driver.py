@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_tiers.cuda.base import CudaFailure, Device, Numbers, Rectangle
+from flexkv_tiers.cuda.base import HANDLE_BYTES, CudaFailure, Device, Numbers, Rectangle
 
 LIBRARY = "libcuda.so.1"
 BATCH_WITHOUT_INDEX = 13_000
@@ -124,8 +124,7 @@ class CudaDriver:
         self._call("cuMemHostUnregister", address)
 
     def open_memory(self, handle: bytes) -> int:
-        opaque = self._cuda.CUipcMemHandle()
-        opaque.reserved = handle
+        opaque = _opaque(self._cuda.CUipcMemHandle(), handle)
         flag = self._cuda.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         return int(self._call("cuIpcOpenMemHandle", opaque, flag))
 
@@ -163,18 +162,18 @@ class CudaDriver:
     def export_memory(self, address: int) -> tuple[bytes, int]:
         """In the worker: the IPC handle of the allocation `address` lies in, and how far into it that is."""
         base = int(self._call("cuMemGetAddressRange", address)[0])
-        return bytes(self._call("cuIpcGetMemHandle", base).reserved), address - base
+        handle = self._call("cuIpcGetMemHandle", base)
+        return ctypes.string_at(handle.getPtr(), HANDLE_BYTES), address - base
 
     def open_event(self, handle: bytes) -> int:
-        opaque = self._cuda.CUipcEventHandle()
-        opaque.reserved = handle
+        opaque = _opaque(self._cuda.CUipcEventHandle(), handle)
         return int(self._call("cuIpcOpenEventHandle", opaque))
 
     def _open_device(self, uuid: str) -> Device:
         """Takes a quarter of a second and some hundred megabytes of the device, so only for devices in use."""
         cuda, ordinal = self._cuda, self._ordinals[uuid]
         handle = self._call("cuDeviceGet", ordinal)
-        attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_READ_ONLY_SUPPORTED
+        attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
         read_only = bool(self._call("cuDeviceGetAttribute", attribute, handle))
         return Device(uuid, ordinal, int(self._call("cuDevicePrimaryCtxRetain", handle)), read_only)
 
@@ -240,6 +239,13 @@ def uuid_text(raw: bytes) -> str:
     'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f'
     """
     return f"GPU-{uuids.UUID(bytes=bytes(raw))}"
+
+
+def _opaque(handle: Any, content: bytes) -> Any:
+    """A handle of the bindings with this content; they name no field of it."""
+    assert len(content) == HANDLE_BYTES
+    ctypes.memmove(handle.getPtr(), content, HANDLE_BYTES)
+    return handle
 
 
 def _load() -> ModuleType:

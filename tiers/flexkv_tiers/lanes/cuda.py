@@ -25,9 +25,9 @@ from flexkv_py.core.messages import Fault, Priority
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.cuda import CudaFailure, Driver
 from flexkv_tiers.lanes.base import Copied, CopyTask, Direction
-from flexkv_tiers.memory.descriptors import Descriptors, describe, rectangles
 from flexkv_tiers.memory.arena import Arena
 from flexkv_tiers.memory.cuda import CudaMemory
+from flexkv_tiers.memory.descriptors import Descriptors, describe, rectangles
 from flexkv_tiers.memory.worker import PageTable, WorkerMemory
 
 BYTES_IN_FLIGHT_MAX = 32 * 1024 * 1024
@@ -134,11 +134,13 @@ class CudaLanes:
             copied([Fault.DOWN] * count)
             return
         job = _Job(task, asyncio.get_running_loop(), 0, [None] * count, [copied])
-        units = []
+        units: list[_Unit] = []
         for chunk in task.chunks:
             step = max(1, self._unit_bytes // task.memory.chunk_bytes[chunk])
-            for first in range(0, count, step):
-                units.append(_Unit(job, chunk, first, min(count, first + step), first + step >= count))
+            units += [
+                _Unit(job, chunk, first, min(count, first + step), first + step >= count)
+                for first in range(0, count, step)
+            ]
         job.units_left = len(units)
         self._jobs.add(job)
         for unit in units:

@@ -17,13 +17,12 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.wire.messages import RegisterMemory
 from flexkv_tiers.cuda import CudaFailure, Device, Driver
-from flexkv_tiers.memory.descriptors import PieceTable, piece_table
+from flexkv_tiers.cuda.base import HANDLE_BYTES
 from flexkv_tiers.memory.arena import Arena
+from flexkv_tiers.memory.descriptors import PieceTable, piece_table
 from flexkv_tiers.memory.layout import check_layout
 from flexkv_tiers.memory.worker import WorkerMemory
 
-HANDLE_BYTES = 64
-"""A CUDA IPC handle."""
 ALLOCATIONS_MAX = 1024
 """Of one registered memory: engines make one per layer and plane."""
 PIN_BYTES_MAX = 1 << 30
