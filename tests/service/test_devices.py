@@ -38,9 +38,7 @@ def register(client: Client, driver: HostDriver, device: str = UUID):
     return memory, content[256:]
 
 
-def test_blocks_of_a_device_come_back_on_a_device(
-    driver: HostDriver, start: Callable[..., DaemonThread]
-) -> None:
+def test_blocks_of_a_device_come_back_on_a_device(driver: HostDriver, start: Callable[..., DaemonThread]) -> None:
     """Saved from one device memory, loaded into other pages of another, the arena pinned meanwhile."""
     daemon, threads = start(), set(threading.enumerate())
     with Client(daemon.socket, GEOMETRY) as client:

@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -23,6 +24,8 @@ from tests.tiers.paged import GEOMETRY, LAYOUTS, PAGE_COUNT, Layout, layer_first
 
 def no_device() -> str:
     """Why there is nothing to run on; empty if there is."""
+    if not Path("/dev/nvidiactl").exists():  # before torch is imported: that takes a second or two
+        return "no NVIDIA device here"
     import torch
 
     if not torch.cuda.is_available():

@@ -7,6 +7,7 @@ device); knows nothing of sessions or tickets, copies nothing itself. The server
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
 
 import numpy as np
@@ -25,7 +26,7 @@ PageTable = npt.NDArray[np.uint32]
 """Pages of blocks, shape [blocks, pages_per_block]."""
 
 
-class WorkerMemory:
+class WorkerMemory(ABC):
     """One registered memory: checked, planned, and mapped by a subclass.
 
     `device` is the UUID of the device it lies on, empty for the host. `strands[c]` says how chunk c of a block is
@@ -65,12 +66,12 @@ class WorkerMemory:
         return table
 
     @property
-    def closed(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def closed(self) -> bool: ...
 
+    @abstractmethod
     def close(self) -> None:
         """Unmap. Idempotent. No copy may be running: fence the lanes first."""
-        raise NotImplementedError
 
 
 class HostMemory(WorkerMemory):
