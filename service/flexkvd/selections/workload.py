@@ -16,6 +16,9 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 TOKENS_MAX = 1 << 24
 """Positions are int32, and the fields of one request take 8 bytes a token."""
 
+FIELD_TOKENS_MAX = 1 << 30
+"""Of all requests and groups of a workload together: 8 GiB."""
+
 STEPS_MAX = 1 << 20
 LAYERS_MAX = 4096
 REQUESTS_MAX = 4096
@@ -105,9 +108,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         limits = {
+            "steps": (1, STEPS_MAX),
             "tokens": (1, TOKENS_MAX - self.steps),
             "top_k": (1, self.tokens),
-            "steps": (1, STEPS_MAX),
             "cluster": (1, self.tokens),
             "requests": (1, REQUESTS_MAX),
             "groups": (1, LAYERS_MAX),
@@ -125,6 +128,12 @@ class Workload:
                 raise _bad(f"{name} is {value}: choose it from {lowest} to {highest}")
         if bool(self.turn_steps) != bool(self.idle_steps):
             raise _bad("turn_steps and idle_steps make turns only together: give both, or neither")
+        fields = self.requests * (self.tokens + self.steps) * (1 + (self.groups - 1) * (1 - self.group_overlap))
+        if fields > FIELD_TOKENS_MAX:
+            raise _bad(
+                f"{self.requests} requests of {self.tokens} tokens and {self.groups} groups need {8 * fields / 2**30:.1f} "
+                f"GiB, and {8 * FIELD_TOKENS_MAX >> 30} are the limit: choose fewer requests, tokens or groups"
+            )
 
     def active(self, request: int, step: int) -> bool:
         """Whether this request takes part in this step of the engine."""
