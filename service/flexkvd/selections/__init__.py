@@ -1,0 +1,6 @@
+"""What indexers select, step by step: generated with published statistics, or read from a recording."""
+
+from flexkvd.selections.generator import Selections
+from flexkvd.selections.workload import PRESETS, Preset, Selection, Workload
+
+__all__ = ["PRESETS", "Preset", "Selection", "Selections", "Workload"]
