@@ -131,8 +131,8 @@ class Workload:
         fields = self.requests * (self.tokens + self.steps) * (1 + (self.groups - 1) * (1 - self.group_overlap))
         if fields > FIELD_TOKENS_MAX:
             raise _bad(
-                f"{self.requests} requests of {self.tokens} tokens and {self.groups} groups need {8 * fields / 2**30:.1f} "
-                f"GiB, and {8 * FIELD_TOKENS_MAX >> 30} are the limit: choose fewer requests, tokens or groups"
+                f"{self.requests} requests, {self.tokens} tokens and {self.groups} groups need "
+                f"{8 * fields / 2**30:.1f} GiB, more than {8 * FIELD_TOKENS_MAX >> 30}: choose fewer of them"
             )
 
     def active(self, request: int, step: int) -> bool:
