@@ -33,6 +33,38 @@ STEPS_PER_HALF_LIFE = 16
 """Resolution of the order: chunks whose scores differ by less leave in any order."""
 
 
+HALF_LIFE_REPORTS = 0.25
+"""Ten steps: longer memory was measured to keep what was hot and is not any more."""
+
+INTERVAL_NS = 400_000_000
+"""Between two reports of a request, until it is measured."""
+
+INTERVAL_WEIGHT = 0.95
+
+
+class StepClock:
+    """Time in half-lives of heat. Selections change with steps, so it goes as fast as requests take them.
+
+    A half-life is a fixed part of the mean time between two reports of a request.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._now_ns = 0
+        self._interval_ns = float(INTERVAL_NS)
+
+    def advance(self, now_ns: int) -> float:
+        """The time now."""
+        self.now += (now_ns - self._now_ns) / (self._interval_ns * HALF_LIFE_REPORTS)
+        self._now_ns = now_ns
+        return self.now
+
+    def reported(self, since_ns: int) -> None:
+        """A request reports that reported so long ago last. Other ranks' reports of the same steps do not count."""
+        if since_ns > self._interval_ns / 4:
+            self._interval_ns += (1 - INTERVAL_WEIGHT) * (since_ns - self._interval_ns)
+
+
 class Mark(IntEnum):
     """Where one chunk of a request is."""
 
@@ -57,8 +89,13 @@ class Heat:
         """Half-lives of its life in which it took no steps."""
         self.alive_at = 0.0
         """The policy's clock at its last sign of life."""
+        self.reported_ns = 0
+        self.resumed = False
+        """It was idle since its last report."""
         self.left: deque[tuple[int, int]] = deque(maxlen=LEFT_MAX)  # (block, chunk) that left while it was idle
-        self.ahead: dict[tuple[int, int], Kind] = {}  # (block, chunk) marked AHEAD
+        self.reports = 0
+        self.ahead: dict[tuple[int, int], tuple[Kind, int, float]] = {}
+        """(block, chunk) marked AHEAD: the kind of guess; reports heard, and the policy's clock, when it came."""
         self.blocks = 0
         """All blocks ever named are below this."""
         self.scores: list[array[float]] = []
@@ -99,6 +136,7 @@ class Heat:
 
     def count(self, entries: Iterable[HeatEntry], clock: float) -> list[tuple[int, int]]:
         """Count a report. Returns (block, chunk) of what was selected and is not `KNOWN`, in the order of the report."""
+        self.reports += 1
         unknown = []
         scores, marks = self.scores, self.marks
         for _, block, chunk, selected in entries:

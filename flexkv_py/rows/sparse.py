@@ -14,14 +14,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from math import log2
 
-from flexkv_py.rows.heat import WEIGHTS, ColdOrder, Heat, Mark
+from flexkv_py.rows.heat import WEIGHTS, ColdOrder, Heat, Mark, StepClock
 from flexkv_py.rows.hunches import PAYS_MIN, Kind, Spot, Watch
 from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
 from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
 from flexkv_py.rows.sizes import HotSizes
-
-HALF_LIFE_NS = 250_000_000
-"""Some ten steps. Longer ones remember what was hot and is not any more."""
 
 IDLE_HALF_LIVES = 6.0
 """A request that gave no sign of life for so long is idle: its heat stands still until it gives one."""
@@ -43,6 +40,9 @@ GUESSES_PER_EVENT_MAX = 1024
 COLD_SHARE_MAX = 0.5
 """Nothing is cold when more than this share of what leaves is missed within the horizon."""
 
+KEPT_HALF_LIVES = 0.5
+"""What came because of a guess stays for five steps, or it would go again before the step it came for."""
+
 SPECULATION_MARGIN = 0.1
 """By how much a guess must be likelier than that what leaves for it is missed."""
 
@@ -50,9 +50,8 @@ SPECULATION_MARGIN = 0.1
 class SparseRows:
     """Heat per (request, block, chunk), the order in which they leave, and guesses at what is needed next."""
 
-    def __init__(self, half_life_ns: int = HALF_LIFE_NS) -> None:
-        self._half_life_ns = half_life_ns
-        self._clock = 0.0  # half-lives
+    def __init__(self) -> None:
+        self._time = StepClock()
         self._heats: dict[RequestId, Heat] = {}
         self._numbers = 0
         self._order = ColdOrder()
@@ -84,38 +83,41 @@ class SparseRows:
     # ------------------------------------------------------------ what it is told
 
     def granted(self, place: Place, now_ns: int) -> None:
-        self._clock = now_ns / self._half_life_ns
+        self._time.advance(now_ns)
         heat = self._heat(place.request)
         block, chunk = place.block, place.chunk
         heat.reach(block, chunk)
-        floor = self._clock - heat.idled + log2(WEIGHTS[1])
+        floor = self._time.now - heat.idled + log2(WEIGHTS[1])
         heat.scores[chunk][block] = max(heat.scores[chunk][block], floor)
         kind = self._open.pop((heat.number, block, chunk), None)
         heat.marks[chunk][block] = Mark.KNOWN if kind is None else Mark.AHEAD
         if kind is not None:
-            heat.ahead[block, chunk] = kind
+            heat.ahead[block, chunk] = kind, heat.reports, self._time.now
         self._order.add(heat, block, chunk)
 
     def revoked(self, place: Place) -> None:
         heat = self._heat(place.request)
         block, chunk = place.block, place.chunk
         heat.marks[chunk][block] = Mark.BELOW
-        kind = heat.ahead.pop((block, chunk), None)
-        if kind is not None:
+        kind, reports, _ = heat.ahead.pop((block, chunk), (None, 0, 0.0))
+        if kind is not None and heat.reports > reports:  # else whether it was selected is not known
             kind.learn_from_what_came(right=False)
-        self._gone.begin((heat.number, block, chunk), self._missed_again, self._clock)
-        if self._clock - heat.alive_at > IDLE_HALF_LIVES / 2:
+        self._gone.begin((heat.number, block, chunk), self._missed_again, self._time.now)
+        if self._time.now - heat.alive_at > IDLE_HALF_LIVES / 2:
             heat.left.append((block, chunk))
 
     def reported(self, request: RequestId, entries: Iterable[HeatEntry], now_ns: int) -> None:
         heat = self._alive(request, now_ns)
-        clock = self._clock - heat.idled
+        if heat.reports and not heat.resumed:
+            self._time.reported(now_ns - heat.reported_ns)
+        heat.reported_ns, heat.resumed = now_ns, False
+        clock = self._time.now - heat.idled
         bar = self._bar(Reason.RISING)
         guesses = GUESSES_PER_EVENT_MAX
         for block, chunk in heat.count(entries, clock):
             if heat.marks[chunk][block] == Mark.AHEAD:
                 heat.marks[chunk][block] = Mark.KNOWN
-                self._came_true(heat.ahead.pop((block, chunk)))
+                self._came_true(heat.ahead.pop((block, chunk))[0])
             elif guesses:
                 guesses -= 1
                 level = int(heat.scores[chunk][block] - clock)
@@ -125,7 +127,7 @@ class SparseRows:
         heat = self._alive(request, now_ns)
         entries = list(entries)
         for _, block, chunk in entries:
-            heat.touch(block, chunk, self._clock - heat.idled, ABSENT_WEIGHT)
+            heat.touch(block, chunk, self._time.now - heat.idled, ABSENT_WEIGHT)
             spot = heat.number, block, chunk
             for watched in (self._watch.end(spot), self._gone.end(spot)):
                 if watched is not None:
@@ -152,12 +154,14 @@ class SparseRows:
     # ------------------------------------------------------------ what it says
 
     def coldest(self, now_ns: int) -> Iterator[Place]:
-        self._clock = now_ns / self._half_life_ns
+        self._time.advance(now_ns)
         for heat, block, chunk in self._order.coldest():
+            if heat.marks[chunk][block] == Mark.AHEAD and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES:
+                continue
             yield Place(heat.request, block, chunk)
 
     def ahead(self, now_ns: int) -> Iterator[Hunch]:
-        self._clock = now_ns / self._half_life_ns
+        self._time.advance(now_ns)
         for waiting in (self._urgent, self._likely):
             while waiting:
                 heat, block, chunk = waiting.popleft()
@@ -174,19 +178,20 @@ class SparseRows:
         if heat is None:
             self._numbers += 1
             heat = self._heats[request] = Heat(self._numbers, request)
-            heat.alive_at = self._clock
+            heat.alive_at = self._time.now
         return heat
 
     def _alive(self, request: RequestId, now_ns: int) -> Heat:
         """The request takes steps. If it did not for a while, what left meanwhile is wanted back, the hottest first."""
-        self._clock = now_ns / self._half_life_ns
-        self._watch.expire(self._clock)
-        self._gone.expire(self._clock)
+        self._time.advance(now_ns)
+        self._watch.expire(self._time.now)
+        self._gone.expire(self._time.now)
         heat = self._heat(request)
-        silent = self._clock - heat.alive_at
-        heat.alive_at = self._clock
+        silent = self._time.now - heat.alive_at
+        heat.alive_at = self._time.now
         if silent > IDLE_HALF_LIVES:
             heat.idled += silent
+            heat.resumed = True
             kind, bar = self._kind(Reason.TURN, 0), self._bar(Reason.TURN)
             for block, chunk in reversed(heat.left):
                 self._guess(heat, block, chunk, kind, bar)
@@ -211,7 +216,7 @@ class SparseRows:
             return
         if not kind.follow(bar):
             if spot not in self._watch:
-                self._watch.begin(spot, kind, self._clock)
+                self._watch.begin(spot, kind, self._time.now)
             return
         self._open[spot] = kind
         (self._urgent if kind.urgent else self._likely).append((heat, block, chunk))
