@@ -9,7 +9,8 @@ from collections import OrderedDict
 
 from flexkv_py.rows.policy import Reason
 
-PAYS_MIN = 0.6
+PAYS_MIN = 0.85
+TURN_PAYS_MIN = 0.6
 """Share of guesses of a kind that must be right: a wrong one costs a read and somebody's place, a right one saves a
 replayed step for a read that was to come anyway."""
 
@@ -17,7 +18,7 @@ TRIED_MAX = 512
 """What is older weighs half."""
 
 WATCHED_MAX = 8192
-HORIZON_HALF_LIVES = 3.0
+HORIZON_HALF_LIVES = 8.0
 CONTROLS_EVERY = 8
 """Of guesses that are no more than likely, one in so many is only watched, so as to know what would have been."""
 
@@ -76,10 +77,9 @@ class Watch:
         return spot in self._since
 
     def begin(self, spot: Spot, kind: Kind, clock: float) -> None:
-        """Watch this chunk; beyond WATCHED_MAX the oldest is given up unjudged."""
-        self._since[spot] = (kind, clock)
-        if len(self._since) > WATCHED_MAX:
-            self._since.popitem(last=False)
+        """Watch this chunk, unless WATCHED_MAX are watched: to give up older ones would favour what is needed soon."""
+        if len(self._since) < WATCHED_MAX:
+            self._since[spot] = (kind, clock)
 
     def end(self, spot: Spot) -> Kind | None:
         """A step failed for this chunk; the kind of guess that would have been right."""
