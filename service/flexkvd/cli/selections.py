@@ -15,7 +15,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli.arguments import counts, positive, share, whole, writable_file
@@ -34,7 +33,7 @@ reads. Selections are generated with published statistics, or read from a record
 GENERATE = """\
 Writes generated selections, one JSON object per step, request and layer group: request_id, layer_id,
 step_idx, seq_len_current, selected_token_pos. Packed if the file's name ends in .gz. About 12 KB a line at
-K = 2,048, 3.4 KB packed.
+K = 2,048, 4 KB packed.
 """
 
 STATS = """\
@@ -76,7 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="sizes of the hot buffer (2048,4096,6144,8192)",
     )
     stats.add_argument("--page-tokens", type=positive, default=64, metavar="N", help="tokens of a page (%(default)s)")
-    stats.add_argument("--by-layer", action="store_true", help="a column for each layer")
+    stats.add_argument("--by-layer", action="store_true", help="a line for each layer")
     stats.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures as JSON")
     add_workload(stats)
     stats.set_defaults(run=_stats)
@@ -127,12 +126,14 @@ def _stats(chosen: argparse.Namespace) -> int:
     else:
         _refuse_workload(chosen)
         statistics.add_all(_shown(read_selections(chosen.file), count_selections(chosen.file), "lines"))
-    columns: dict[str, Summary] = {"all": statistics.summary()}
+    summaries = {"all": statistics.summary()}
+    _print_list(summaries["all"])
     if chosen.by_layer:
-        columns |= {f"layer {layer}": statistics.summary(layer) for layer in statistics.layers}
-    Console(width=None if Console().is_terminal else 120).print(_table(columns))
+        layers = {f"layer {layer}": statistics.summary(layer) for layer in statistics.layers}
+        _print_lines(layers)
+        summaries |= layers
     if chosen.json is not None:
-        result = {name: dataclasses.asdict(summary) for name, summary in columns.items()}
+        result = {name: dataclasses.asdict(summary) for name, summary in summaries.items()}
         chosen.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
 
@@ -145,24 +146,29 @@ def _refuse_workload(chosen: argparse.Namespace) -> None:
         )
 
 
-def _table(columns: dict[str, Summary]) -> Table:
-    """Measures as rows: there are always as many of them, and layers are many."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
-    table.add_row("selections", *(f"{summary.selections:,}" for summary in columns.values()))
-    first = next(iter(columns.values()))
-    for words, measure in (
-        ("overlap, lag {}", "overlaps"),
-        ("LRU hits, hot slots: {}", "hit_rates"),
-        ("pages touched, steps: {}", "pages_touched"),
-    ):
-        for size in getattr(first, measure):
-            shares = (getattr(summary, measure)[size] for summary in columns.values())
-            table.add_row(words.format(size), *map(_percent, shares))
-    table.add_row("overlap with the group before", *(_percent(summary.group_overlap) for summary in columns.values()))
-    return table
+def _measures(summary: Summary, overlap: str, hits: str, pages: str, group: str) -> dict[str, str]:
+    """What is printed of a summary: words → figure, in the words given."""
+    return {
+        "selections": f"{summary.selections:,}",
+        **{overlap.format(lag): _percent(share) for lag, share in summary.overlaps.items()},
+        **{hits.format(slots): _percent(share) for slots, share in summary.hit_rates.items()},
+        **{pages.format(window): _percent(share) for window, share in summary.pages_touched.items()},
+        group: _percent(summary.group_overlap),
+    }
+
+
+def _print_list(summary: Summary) -> None:
+    words = ("overlap, lag {}", "LRU hits, {} hot slots", "pages touched, steps: {}", "overlap with the group before")
+    for name, figure in _measures(summary, *words).items():
+        print(f"{name:30}{figure:>10}")
+
+
+def _print_lines(summaries: dict[str, Summary]) -> None:
+    """A line for each, for layers are many; the headings are short forms of those of the list."""
+    lines = {name: _measures(summary, "lag {}", "H {}", "pages {}", "group") for name, summary in summaries.items()}
+    print(" " * 10, *(f"{words:>7}" for words in next(iter(lines.values()))))
+    for name, figures in lines.items():
+        print(f"{name:10}", *(f"{figure:>{max(7, len(words))}}" for words, figure in figures.items()))
 
 
 def _percent(value: float | None) -> str:

@@ -53,6 +53,10 @@ class Costs:
     steps: int = 0
     ticks: int = 0
     """Spent on these steps, by all requests together: `steps` when nobody ever waits."""
+    turns: int = 0
+    """Begun after idle time."""
+    turn_ticks: int = 0
+    """Spent on the first step of these."""
     failed: int = 0
     """Steps that were tried in vain, each time counted."""
     absents: int = 0
@@ -84,6 +88,7 @@ class Running:
         self.rows = np.zeros((groups, 2), np.int64)  # hits, misses since the last report
         self.done = 0
         self.due = 0
+        self.begins_turn = False
         self.tried = False
         self.pinned: set[tuple[int, int]] = set()  # (block, group) brought in for the step that fails
         self.lacking: set[tuple[int, int]] = set()  # of these, not there yet
@@ -174,7 +179,11 @@ class World:
     def _succeed(self, request: Running) -> None:
         step = request.needs.steps[request.done]
         self.costs.steps += 1
-        self.costs.ticks += self.tick - request.due + 1
+        ticks = self.tick - request.due + 1
+        self.costs.ticks += ticks
+        if request.begins_turn:
+            self.costs.turns += 1
+            self.costs.turn_ticks += ticks
         request.tried = False
         request.pinned.clear()
         self._count(request)
@@ -183,6 +192,7 @@ class World:
             return
         gap = request.needs.steps[request.done].due - step.due
         request.due = self.tick + gap
+        request.begins_turn = gap > 1
         blocks = request.needs.steps[request.done].token_count // TOKENS_PER_BLOCK
         for block in range(step.token_count // TOKENS_PER_BLOCK, blocks):
             self._fill(request, block)

@@ -101,6 +101,7 @@ class Statistics:
         if selection.token_count >= self._marks.size:
             self._marks = np.zeros(2 * selection.token_count, np.bool_)
         stream = self._stream(selection)
+        stream.steps += 1
         self._marks[selection.positions] = True
         stream.count_overlaps(selection, self._marks)
         previous = self._previous
@@ -183,13 +184,13 @@ class _Stream:
             if order is None:
                 order = np.full(slots, EMPTY, np.int32)
             self._orders[slots], hits = lru_step(order, older, marks)
-            rates.append(hits / max(1, older.size))
+            rates.append(hits / older.size if older.size else 1.0)
 
     def count_pages(self, selection: Selection, page_tokens: int) -> None:
+        """Windows are of this stream's own steps, the present one included."""
         pages = -(-selection.token_count // page_tokens)
         if pages > self._touched.size:
             self._touched = np.concatenate([self._touched, np.full(pages - self._touched.size, NEVER)])
-        self.steps += 1
         self._touched[selection.positions // page_tokens] = self.steps
         for window, shares in self.pages.items():
             if window <= self.steps:
