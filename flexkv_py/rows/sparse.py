@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from math import log2
 
 from flexkv_py.rows.heat import WEIGHTS, ColdOrder, Heat, Mark, StepClock
-from flexkv_py.rows.hunches import PAYS_MIN, TURN_PAYS_MIN, Kind, Spot, Watch
+from flexkv_py.rows.hunches import PAYS_MIN, Kind, Spot, Watch
 from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
 from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
 from flexkv_py.rows.sizes import HotSizes
@@ -224,8 +224,6 @@ class SparseRows:
             self._open.popitem(last=False)
 
     def _bar(self, reason: Reason) -> float:
-        if reason is Reason.TURN:
-            return TURN_PAYS_MIN
         return PAYS_MIN if reason.urgent else max(PAYS_MIN, self.missed_share + SPECULATION_MARGIN)
 
     def _kind(self, reason: Reason, distance: int) -> Kind:
