@@ -87,6 +87,8 @@ class Heat:
         self.request = request
         self.idled = 0.0
         """Half-lives of its life in which it took no steps."""
+        self.favour = 0.0
+        """By how much its chunks count as hotter than they are, in half-lives."""
         self.alive_at = 0.0
         """The policy's clock at its last sign of life."""
         self.reported_ns = 0
@@ -158,7 +160,8 @@ class ColdOrder:
     """All granted chunks of all requests by score, the coldest first.
 
     Buckets of scores; a chunk is put where its score is when it is granted, and moved up when the order comes by it
-    and finds that it was counted since. Scores only grow, so nothing is ever found too late.
+    and finds that it was counted since. Scores only grow, so nothing is ever found too late; only where a favour has
+    ended may a chunk stay for as long as that was worth.
     """
 
     def __init__(self) -> None:
@@ -206,4 +209,4 @@ class ColdOrder:
 
     @staticmethod
     def _number(heat: Heat, block: int, chunk: int) -> int:
-        return int(STEPS_PER_HALF_LIFE * (heat.scores[chunk][block] + heat.idled))
+        return int(STEPS_PER_HALF_LIFE * (heat.scores[chunk][block] + heat.idled + heat.favour))

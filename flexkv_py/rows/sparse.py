@@ -43,6 +43,12 @@ COLD_SHARE_MAX = 0.5
 KEPT_HALF_LIVES = 0.5
 """What came because of a guess stays for five steps, or it would go again before the step it came for."""
 
+FAVOUR = 8.0
+"""How much hotter than it is the favoured request counts, in half-lives: its chunks stay while there are others."""
+
+FAVOUR_HALF_LIVES = 4.0
+"""Then it is another's turn."""
+
 SPECULATION_MARGIN = 0.1
 """By how much a guess must be likelier than that what leaves for it is missed."""
 
@@ -62,6 +68,8 @@ class SparseRows:
         self._watch = Watch()
         self._gone = Watch()
         self._missed_again = Kind(None)
+        self._favoured: Heat | None = None
+        self._favoured_at = 0.0
         self.sizes = HotSizes()
         self.predicted: Counter[Reason] = Counter()
         self.came_true: Counter[Reason] = Counter()
@@ -135,6 +143,7 @@ class SparseRows:
             came = self._open.pop(spot, None)
             if came is not None:
                 self._came_true(came)
+        self._favour(heat)
         for _, block, chunk in entries[:GUESSES_PER_EVENT_MAX]:
             self._think_around(heat, block, chunk)
 
@@ -197,6 +206,21 @@ class SparseRows:
                 self._guess(heat, block, chunk, kind, bar)
             heat.left.clear()
         return heat
+
+    def _favour(self, heat: Heat) -> None:
+        """A step of this request fails. Where nothing is cold, let it keep what it has for some steps.
+
+        When the chunks of all do not fit, whatever goes is missed by a step that is being tried, and all requests fail
+        for each other's sake. One at a time is then spared (load control: P. J. Denning, "Working sets past and
+        present", IEEE Trans. Software Engineering 1980).
+        """
+        favoured, now = self._favoured, self._time.now
+        if favoured is not None and (not self.nothing_is_cold or now - self._favoured_at > FAVOUR_HALF_LIVES):
+            favoured.favour = 0.0
+            self._favoured = favoured = None
+        if favoured is None and self.nothing_is_cold:
+            heat.favour = FAVOUR
+            self._favoured, self._favoured_at = heat, now
 
     def _think_around(self, heat: Heat, block: int, chunk: int) -> None:
         """A step fails for this chunk: which others may it, or the next ones, fail for?"""
