@@ -156,7 +156,8 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
         return 0
     block = copy.block
     if copy.tier is Tier.DRAM and block.key in block.index.attached:
-        return weight if all(other.state is CopyState.DROPPED for other in block.copies() if other is not copy) else 0
+        below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
+        return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
     return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
 

@@ -54,6 +54,7 @@ class Decoding:
     attached: int = 0
     version: int = 0
     told: int = 0
+    answered: bool = False
     table: dict[Spot, int] = field(default_factory=dict)
     sent: dict[Spot, int] = field(default_factory=dict)
     inbox: deque[ChangePages] = field(default_factory=deque)
@@ -174,7 +175,7 @@ class RowTraffic:
         self._ask(decoding, chance.randint(1, len(decoding.chain)))
 
     def _go_further(self, decoding: Decoding) -> None:
-        if decoding.told and decoding.attached < len(decoding.chain) and self._chance.random() < 0.5:
+        if decoding.answered and decoding.attached < len(decoding.chain) and self._chance.random() < 0.5:
             self._ask(decoding, self._chance.randint(decoding.attached + 1, len(decoding.chain)))
         elif self._chance.random() < 0.4:
             decoding.leaving = True
@@ -185,17 +186,19 @@ class RowTraffic:
         first = self._chance.randint(0, decoding.attached)
         asked = world.next_number()
         world.requests[asked] = (client, lambda: None)
-        world.refused[asked] = lambda code: self._refused(decoding, code)
+        before = decoding.attached
+        world.refused[asked] = lambda code: self._refused(decoding, before, code)
         keys = list(decoding.chain[first:count])
         decoding.attached = max(decoding.attached, count)
         world.post(RequestAttached(client.number, asked, decoding.number, first, keys, world.now_ns))
 
-    def _refused(self, decoding: Decoding, code: ErrorCode) -> None:
+    def _refused(self, decoding: Decoding, attached: int, code: ErrorCode) -> None:
         """A limit, or a reset meanwhile: what is attached goes on a step, then it ends."""
         fair = code in (ErrorCode.LIMIT_EXCEEDED, ErrorCode.DRAINING)
         if not fair and not (code is ErrorCode.BAD_ARGUMENT and self._was_reset(decoding)):
             raise Violation(f"request {decoding.number} may not be attached: {code}")
-        if not decoding.told:
+        decoding.attached = attached
+        if not decoding.attached:
             del decoding.worker.decoding[decoding.number]
         decoding.leaving = True
 
@@ -206,8 +209,9 @@ class RowTraffic:
         del self._world.requests[answer.asked]
         del self._world.refused[answer.asked]
         decoding = self._workers[answer.session].decoding[answer.request]
-        if not decoding.told:
+        if not decoding.answered:
             decoding.told = decoding.version = answer.version
+            decoding.answered = True
             self._world.after(self._delay(), self._step, decoding)
         self._count("attached")
 
@@ -313,7 +317,7 @@ class RowTraffic:
         if worker.gone or decoding.stepping or worker.decoding.get(decoding.number) is not decoding:
             return
         self._apply(decoding, arrived)
-        if not worker.client.alive or not decoding.told:
+        if not worker.client.alive or not decoding.answered:
             return
         if decoding.leaving:
             self._detach(decoding)
@@ -401,7 +405,7 @@ class RowTraffic:
         first: dict[tuple[str, object, int, int], Decoding] = {}
         for decoding in self._all():
             client = decoding.worker.client
-            if not decoding.worker.instance or not client.alive or not decoding.told or self._was_reset(decoding):
+            if not decoding.worker.instance or not client.alive or not decoding.answered or self._was_reset(decoding):
                 continue
             name = (decoding.worker.instance, client.namespace.digest, client.shard, decoding.number)
             other = first.setdefault(name, decoding)
