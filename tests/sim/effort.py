@@ -120,7 +120,7 @@ def potential_of(state: State) -> int:
             total += WEIGHT_WRITTEN if want in begun else WEIGHT_DEMAND + WEIGHT_DRAM * promoted
         elif want in begun:
             paid.add(want.staged)
-        elif dram is not None and not dram.readers:
+        elif dram is not None and not dram.readers and (target is None or target.state is not CopyState.READY):
             paid.add(dram)
     for index in [*state.indexes.values(), *(index for reset in state.resets for index in reset.indexes)]:
         for block in index.blocks.values():
