@@ -23,6 +23,7 @@ from flexkv_py.core.tickets import refuse
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import Rank, Request, chunks_in
 from flexkv_py.rows.policy import Place
+from flexkv_py.rows.table import Want
 
 Running = Request[DramCopy, Index]
 
@@ -148,6 +149,8 @@ def revoke(state: State, request: Running, position: int, chunks: int) -> None:
     request.revoke(position, chunks)
     for chunk in chunks_in(chunks):
         state.rows.policy.revoked(Place(request.id, position, chunk))
+    if request.pinned(position) & chunks:  # its copy had to go: another is to be read
+        state.rows.wants.append(Want(request, position))
     state.rows.changed[request] = None
 
 
