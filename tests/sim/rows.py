@@ -296,7 +296,7 @@ class RowTraffic:
         """Soon, late, twice, together with one that is old by then; or never: then the process hangs."""
         chance = self._chance
         drawn = chance.random()
-        if drawn < 0.02 and decoding.owes and not self.stopped:
+        if drawn < 0.06 and decoding.owes:
             self._count("hangs")
             decoding.hangs = True
             return
