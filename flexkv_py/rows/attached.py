@@ -45,6 +45,8 @@ def on_attached(state: State, event: RequestAttached, session: Session) -> None:
         refuse(state, event.session, event.asked, 0, *refusal)
         return
     request, rank = table.join(index, owner, event)
+    if mine is not None:
+        table.policy.resumed(request.id, state.now_ns)
     state.out.append(AttachAnswered(event.session, event.asked, event.request, request.version))
     for position in request.attach(rank, event.first, event.keys):
         key = request.keys[position]
