@@ -194,6 +194,8 @@ class RowTraffic:
         if decoding.answered and decoding.attached < len(decoding.chain) and self._chance.random() < 0.5:
             self._ask(decoding, max(decoding.attached, self._matched(decoding.worker, decoding.chain)))
         elif self._chance.random() < 0.3:
+            if self._chance.random() < 0.5:  # cancelled, though it waits for a replay
+                decoding.missed = []
             decoding.leaving = True
             self._go_on(decoding)
 
@@ -338,7 +340,7 @@ class RowTraffic:
         self._apply(decoding, arrived)
         if not worker.client.alive or not decoding.answered:
             return
-        if decoding.leaving:
+        if decoding.leaving and not decoding.missed:
             self._detach(decoding)
         elif decoding.missed and all(spot in decoding.table for spot in decoding.missed):
             self._step(decoding)
