@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
 
-
-class RequestId(NamedTuple):
-    """A running request, by the engine's instance (or, alone, its session) and the engine's own number."""
-
-    instance: str
-    request: int
+RequestId = NewType("RequestId", int)
+"""The planner's own number of a running request: engines may use the same numbers, and one engine them again."""
 
 
 class Place(NamedTuple):
@@ -81,7 +77,7 @@ class RowPolicy(Protocol):
         ...
 
     def detached(self, request: RequestId) -> None:
-        """The request is over."""
+        """The request is over; of each chunk it still had `revoked` has told."""
         ...
 
     def coldest(self, now_ns: int) -> Iterable[Place]:
