@@ -137,7 +137,7 @@ class Heat:
         row[block] = clock + log2(weight + 2.0 ** (row[block] - clock))
 
     def count(self, entries: Iterable[HeatEntry], clock: float) -> list[tuple[int, int]]:
-        """Count a report. Returns (block, chunk) of what was selected and is not `KNOWN`, in the order of the report."""
+        """Count a report. Returns (block, chunk) of what was selected and is not `KNOWN`, in the report's order."""
         self.reports += 1
         unknown = []
         scores, marks = self.scores, self.marks
@@ -175,7 +175,7 @@ class ColdOrder:
             self._put(self._number(heat, block, chunk), (heat, block, chunk))
 
     def coldest(self) -> Iterator[tuple[Heat, int, int]]:
-        """Granted chunks, the coldest first. Give it up at any time; whoever was taken stays until it is not granted."""
+        """Granted chunks, the coldest first. Give it up at any time; who was taken stays until it is not granted."""
         at = 0
         while at < len(self._numbers):
             number = self._numbers[at]

@@ -1,4 +1,4 @@
-"""Least frequently used: what was selected least in all the time it has been known leaves first. Beside LRU, a yardstick.
+"""Least frequently used: what was selected least since its request began leaves first. Beside LRU, a yardstick.
 
 It forgets nothing until the request is over, which is what is wrong with it: see docs/policies.md.
 """

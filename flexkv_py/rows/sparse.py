@@ -165,7 +165,10 @@ class SparseRows:
     def coldest(self, now_ns: int) -> Iterator[Place]:
         self._time.advance(now_ns)
         for heat, block, chunk in self._order.coldest():
-            if heat.marks[chunk][block] == Mark.AHEAD and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES:
+            if (
+                heat.marks[chunk][block] == Mark.AHEAD
+                and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES
+            ):
                 continue
             yield Place(heat.request, block, chunk)
 
@@ -234,7 +237,7 @@ class SparseRows:
                     self._guess(heat, other, chunk, self._kind(Reason.NEIGHBOUR, distance), bar)
 
     def _guess(self, heat: Heat, block: int, chunk: int, kind: Kind, bar: float) -> None:
-        """Follow the guess that this chunk is needed, or watch what comes of it; unless somebody has guessed already."""
+        """Follow the guess that this chunk is needed, or watch what comes of it; unless that was guessed already."""
         spot = heat.number, block, chunk
         if not heat.has(block, chunk) or heat.marks[chunk][block] != Mark.BELOW or spot in self._open:
             return

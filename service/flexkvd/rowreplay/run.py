@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from flexkv_py.rows.lfu import LeastFrequentRows
 from flexkv_py.rows.lru import LeastRecentRows
+from flexkv_py.rows.policy import Reason
 from flexkv_py.rows.sparse import SparseRows
 from flexkvd.rowreplay.future import Future
 from flexkvd.rowreplay.link import Urgency
@@ -48,7 +50,8 @@ class Result:
     predicted: dict[str, int] = field(default_factory=dict)
     """Guesses of the policy `sparse` by reason, warming up included; and how many it saw come true."""
     came_true: dict[str, int] = field(default_factory=dict)
-    nothing_is_cold: bool | None = None
+    nothing_is_cold: float | None = None
+    """Share of the ticks in which `sparse` found that nothing is."""
 
 
 def play(
@@ -73,7 +76,7 @@ def result_of(world: World, chunk_bytes: int) -> Result:
     costs, policy = world.costs, world.policy
     steps, reads = costs.steps, sum(costs.reads.values())
     ahead = reads - costs.reads[Urgency.DEMAND]
-    guessed = isinstance(policy, SparseRows)
+    sparse = policy if isinstance(policy, SparseRows) else None
     return Result(
         steps=steps,
         absents_per_step=costs.absents / steps,
@@ -87,10 +90,14 @@ def result_of(world: World, chunk_bytes: int) -> Result:
         read_bytes_per_step=reads * chunk_bytes / steps,
         written_bytes_per_step=costs.writes * chunk_bytes / steps,
         guesses_used=_share(costs.guesses_used, costs.guesses_used + costs.guesses_wasted),
-        predicted={reason.value: count for reason, count in policy.predicted.items()} if guessed else {},
-        came_true={reason.value: count for reason, count in policy.came_true.items()} if guessed else {},
-        nothing_is_cold=policy.nothing_is_cold if guessed else None,
+        predicted=_by_reason(sparse.predicted) if sparse else {},
+        came_true=_by_reason(sparse.came_true) if sparse else {},
+        nothing_is_cold=costs.nothing_cold_ticks / max(1, costs.played_ticks) if sparse else None,
     )
+
+
+def _by_reason(counts: Counter[Reason]) -> dict[str, int]:
+    return {reason.value: count for reason, count in counts.items()}
 
 
 def _share(part: int, whole: int) -> float | None:
@@ -100,5 +107,3 @@ def _share(part: int, whole: int) -> float | None:
 def chunks_in_all(needs: list[RequestNeeds]) -> int:
     """Chunks of all requests at their ends: what a share of DRAM is a share of."""
     return sum(each.blocks * len(each.first_needs) for each in needs)
-
-

@@ -30,7 +30,7 @@ TICKS_PER_STEP_MAX = 1000
 
 
 PolicyMaker = Callable[[list[RequestNeeds], list[int]], RowPolicy]
-"""From the needs of all requests, and how many steps each has done (kept up to date): only the reference heeds these."""
+"""From the needs of all requests, and the steps each has done (kept up to date): only the reference heeds these."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Costs:
     steps: int = 0
     ticks: int = 0
     """Spent on these steps, by all requests together: `steps` when nobody ever waits."""
+    played_ticks: int = 0
+    nothing_cold_ticks: int = 0
+    """In which the policy found that nothing is cold."""
     turns: int = 0
     """Begun after idle time."""
     turn_ticks: int = 0
@@ -77,7 +80,7 @@ class Running:
     """One request: how far it is, and which of its chunks are in DRAM."""
 
     def __init__(self, number: int, needs: RequestNeeds) -> None:
-        self.identity = RequestId("replay", number)
+        self.identity = RequestId(number)
         self.number = number
         self.needs = needs
         groups = len(needs.steps[0].groups)
@@ -139,6 +142,8 @@ class World:
         for place, reason in self.policy.ahead(self.now_ns):
             self._link.ask(place, Urgency.URGENT if reason.urgent else Urgency.LIKELY, self.tick)
         self._read()
+        self.costs.played_ticks += 1
+        self.costs.nothing_cold_ticks += getattr(self.policy, "nothing_is_cold", False)
         if not self._counting and 4 * self.steps_done >= self._steps_total:
             self._counting, self.costs = True, Costs()
         assert self.tick < TICKS_PER_STEP_MAX * (self._steps_total + 1), "some request never gets what it needs"
@@ -234,7 +239,7 @@ class World:
     # ------------------------------------------------------------ chunks
 
     def _prefill(self) -> None:
-        """Tell the policy the first steps' selections; then DRAM holds what was selected most, of equal ones the newest."""
+        """Tell the policy the first steps' selections. DRAM then holds what they selected most; of equals, the newest."""
         hotness = []
         for request in self.requests:
             total = np.zeros_like(request.heat)
@@ -258,7 +263,7 @@ class World:
                     self.policy.granted(Place(request.identity, block, group), self.now_ns)
 
     def _land(self, place: Place) -> None:
-        request, spot = self.requests[place.request.request], (place.block, place.chunk)
+        request, spot = self.requests[place.request], (place.block, place.chunk)
         request.coming[place.chunk, place.block] = False
         request.present[place.chunk, place.block] = True
         request.lacking.discard(spot)
@@ -268,7 +273,7 @@ class World:
         """Begin reads while the link has time and somebody can go for them."""
         while (found := self._link.next(self.tick)) is not None:
             place, urgency = found
-            request, at = self.requests[place.request.request], (place.chunk, place.block)
+            request, at = self.requests[place.request], (place.chunk, place.block)
             if request.present[at] or request.coming[at] or request.over:
                 continue
             if not self._take_frame():
@@ -291,7 +296,7 @@ class World:
         if not self._victims:
             return False
         place = self._victims.popleft()
-        request, at = self.requests[place.request.request], (place.chunk, place.block)
+        request, at = self.requests[place.request], (place.chunk, place.block)
         request.present[at] = False
         self.costs.guesses_wasted += int(request.guessed[at])
         request.guessed[at] = False
@@ -299,4 +304,4 @@ class World:
         return True
 
     def _is_pinned(self, place: Place) -> bool:
-        return (place.block, place.chunk) in self.requests[place.request.request].pinned
+        return (place.block, place.chunk) in self.requests[place.request].pinned
