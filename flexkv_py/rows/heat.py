@@ -65,6 +65,10 @@ class StepClock:
             self._interval_ns += (1 - INTERVAL_WEIGHT) * (since_ns - self._interval_ns)
 
 
+IDLE_HALF_LIVES = 6.0
+"""A request that gave no sign of life for so long is idle: its heat stands still until it gives one."""
+
+
 class Mark(IntEnum):
     """Where one chunk of a request is."""
 
@@ -77,10 +81,7 @@ class Mark(IntEnum):
 
 
 class Heat:
-    """Scores and marks of one request's chunks, by chunk and block. 10 bytes each; blocks are added as they are named.
-
-    `clock` is in half-lives, and the request's own: it stands still while the request is idle (`idled`).
-    """
+    """Scores and marks of one request's chunks, by chunk and block. 10 bytes each; blocks are added as they are named."""
 
     def __init__(self, number: int, request: RequestId) -> None:
         self.number = number
@@ -104,6 +105,10 @@ class Heat:
         self.marks: list[bytearray] = []
         self.listed: list[bytearray] = []
         """Whether the chunk stands in the order: once at most, granted or not any more."""
+
+    def clock(self, now: float) -> float:
+        """The request's own time, in half-lives: it stands still while the request is idle."""
+        return (self.alive_at if now - self.alive_at > IDLE_HALF_LIVES else now) - self.idled
 
     def reach(self, block: int, chunk: int) -> None:
         """Make room for this chunk of this block."""

@@ -239,7 +239,7 @@ class World:
     # ------------------------------------------------------------ chunks
 
     def _prefill(self) -> None:
-        """Tell the policy the first steps' selections. DRAM then holds what they selected most; of equals, the newest."""
+        """Tell the policy the first steps' selections. DRAM holds what they selected most, then the newest."""
         hotness = []
         for request in self.requests:
             total = np.zeros_like(request.heat)
