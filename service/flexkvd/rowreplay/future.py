@@ -1,9 +1,9 @@
 """The reference that knows the future: Belady's MIN over chunks, and reads a few steps ahead.
 
 What leaves is what its request needs latest (L. A. Belady, IBM Systems Journal 1966), by each request's own steps to
-come; no policy reads fewer chunks on demand. It asks for what the next `LOOKAHEAD_STEPS` steps need as long as what
-has to leave for it is needed later. So what it reads bounds the bytes of every policy from below, as long as nobody
-waits, and its absents are what the link is too slow for.
+come. It asks for what the next `LOOKAHEAD_STEPS` steps need as long as what has to leave for it is needed later (the
+"aggressive" rule of Cao et al., SIGMETRICS 1995). So its absents are what the link is too slow for, and its reads are
+near the fewest possible: reading on demand only would save some, and make every one of them an absent.
 """
 
 from __future__ import annotations

@@ -97,6 +97,11 @@ class Running:
         self.lacking: set[tuple[int, int]] = set()  # of these, not there yet
 
     @property
+    def full_blocks(self) -> int:
+        """Those before the block that is being written: what there is on SSD."""
+        return self.needs.steps[self.done].token_count // TOKENS_PER_BLOCK
+
+    @property
     def over(self) -> bool:
         return self.done == len(self.needs.steps)
 
@@ -198,8 +203,7 @@ class World:
         gap = request.needs.steps[request.done].due - step.due
         request.due = self.tick + gap
         request.begins_turn = gap > 1
-        blocks = request.needs.steps[request.done].token_count // TOKENS_PER_BLOCK
-        for block in range(step.token_count // TOKENS_PER_BLOCK, blocks):
+        for block in range(step.token_count // TOKENS_PER_BLOCK, request.full_blocks):
             self._fill(request, block)
 
     def _count(self, request: Running) -> None:
@@ -248,8 +252,7 @@ class World:
                     total[group][of_group.selected] += of_group.counts
                 self._count(request)
                 request.done += 1
-            full = request.needs.steps[request.done].token_count // TOKENS_PER_BLOCK
-            total[:, full:] = -1
+            total[:, request.full_blocks :] = -1
             request.due = 1 + request.needs.steps[request.done].due
             request.due -= min(each.needs.steps[self._rules.prefill_steps].due for each in self.requests)
             hotness.append((total + np.arange(request.needs.blocks) / request.needs.blocks).ravel())
@@ -274,7 +277,7 @@ class World:
         while (found := self._link.next(self.tick)) is not None:
             place, urgency = found
             request, at = self.requests[place.request], (place.chunk, place.block)
-            if request.present[at] or request.coming[at] or request.over:
+            if request.over or place.block >= request.full_blocks or request.present[at] or request.coming[at]:
                 continue
             if not self._take_frame():
                 if urgency is Urgency.DEMAND:
