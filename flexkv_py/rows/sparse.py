@@ -178,7 +178,6 @@ class SparseRows:
                 attached = self._heats.get(heat.request) is heat
                 if kind is not None and attached and heat.marks[chunk][block] == Mark.BELOW:
                     assert kind.reason is not None
-                    self.predicted[kind.reason] += 1
                     yield Hunch(Place(heat.request, block, chunk), kind.reason)
 
     # ------------------------------------------------------------ thinking
@@ -243,6 +242,8 @@ class SparseRows:
             if spot not in self._watch:
                 self._watch.begin(spot, kind, self._time.now)
             return
+        assert kind.reason is not None
+        self.predicted[kind.reason] += 1
         self._open[spot] = kind
         (self._urgent if kind.urgent else self._likely).append((heat, block, chunk))
         if len(self._open) > OPEN_MAX:
