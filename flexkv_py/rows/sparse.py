@@ -53,7 +53,9 @@ SPECULATION_MARGIN = 0.1
 class SparseRows:
     """Heat per (request, block, chunk), the order in which they leave, and guesses at what is needed next."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, guesses: bool = True) -> None:
+        """`guesses`: false: an order of eviction and nothing else, whose reads are demand."""
+        self._guesses = guesses
         self._time = StepClock()
         self._heats: dict[RequestId, Heat] = {}
         self._numbers = 0
@@ -236,7 +238,7 @@ class SparseRows:
     def _guess(self, heat: Heat, block: int, chunk: int, kind: Kind, bar: float) -> None:
         """Follow the guess that this chunk is needed, or watch what comes of it; unless that was guessed already."""
         spot = heat.number, block, chunk
-        if not heat.has(block, chunk) or heat.marks[chunk][block] != Mark.BELOW or spot in self._open:
+        if not self._guesses or not heat.has(block, chunk) or heat.marks[chunk][block] != Mark.BELOW or spot in self._open:
             return
         if not kind.follow(bar):
             if spot not in self._watch:
