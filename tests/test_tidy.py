@@ -19,7 +19,7 @@ DECLARATIONS = {Path("flexkv_py/core/messages.py"), Path("flexkv_py/rows/message
 TEST_LINES_MAX = 500
 FUNCTION_LINES_MAX = 50
 CORE_LINES_MAX = 3_650
-ROWS_LINES_MAX = 1_200
+ROWS_LINES_MAX = 1_750
 ABBREVIATIONS = {"src", "dst", "cfg", "conf", "buf", "msg", "idx", "cnt", "num", "tmp", "ptr", "req", "resp", "res"}
 GIVEN_BY_PYTEST = {"tmp_path", "tmp_path_factory"}
 

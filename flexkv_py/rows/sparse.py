@@ -238,7 +238,12 @@ class SparseRows:
     def _guess(self, heat: Heat, block: int, chunk: int, kind: Kind, bar: float) -> None:
         """Follow the guess that this chunk is needed, or watch what comes of it; unless that was guessed already."""
         spot = heat.number, block, chunk
-        if not self._guesses or not heat.has(block, chunk) or heat.marks[chunk][block] != Mark.BELOW or spot in self._open:
+        if (
+            not self._guesses
+            or not heat.has(block, chunk)
+            or heat.marks[chunk][block] != Mark.BELOW
+            or spot in self._open
+        ):
             return
         if not kind.follow(bar):
             if spot not in self._watch:
