@@ -182,6 +182,10 @@ def _check_tickets(state: State) -> None:
     owned = sum(len(session.tickets) for session in state.sessions.values())
     of_daemon = sum(ticket.session not in state.sessions for ticket in state.tickets.values())
     assert owned + of_daemon == len(state.tickets)
+    waiting = Counter(ticket for line in state.lines.values() for ticket, _ in line)
+    assert all(ticket.waiting == count for ticket, count in waiting.items())
+    assert all(session.arrived for session in state.arrivals)
+    assert all(session in state.arrivals for session in state.sessions.values() if session.arrived)
     for number, ticket in state.tickets.items():
         assert ticket.id == number
         assert not ticket.over

@@ -16,10 +16,10 @@ from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.demands import pump_flushes, serve_demands
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
-from flexkv_py.core.loading import on_load, serve_room_loads
 from flexkv_py.core.matching import let_go, on_match
+from flexkv_py.core.messages import TicketKind
+from flexkv_py.core.placing import look_at_arrivals, on_load, on_save, serve_line
 from flexkv_py.core.room import clean_ahead
-from flexkv_py.core.saving import on_save, serve_room_saves
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_session_tickets, expire_ticket, finish_ticket, open_ticket, refuse
@@ -68,10 +68,11 @@ class Planner:
         return out
 
     def next_deadline_ns(self) -> int | None:
-        """When `messages.TimePassed` is due, unless another event comes first."""
+        """When `messages.TimePassed` is due, unless another event comes first: at once if slices of work are left."""
         state = self.state
         slices_left = (
-            bool(state.relink)
+            bool(state.relink or state.touches or state.arrivals)
+            or state.unserved
             or state.staged_unseen  # and no other event may come that would serve them
             or any(reset.left for reset in state.resets)
             or any(level.drops_due(state.now_ns) for level in state.below)
@@ -80,7 +81,7 @@ class Planner:
         if slices_left:
             return state.now_ns
         due_ns = [state.timers[0][0]] if state.timers else []
-        if state.room_saves or state.room_loads or state.room_prefetches:
+        if any(state.lines.values()):
             due_ns += [level.ails_from_ns for level in state.below if level.ails_from_ns > state.now_ns]
         return min(due_ns, default=None)
 
@@ -95,19 +96,23 @@ class Planner:
 
     def _pump(self) -> None:
         state = self.state
+        state.unserved = False
+        if state.touches:
+            state.touch_slice()
         if state.relink:
             relink_slice(state)
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
-        if state.room_loads or state.room_prefetches:
-            serve_room_loads(state)
+        if state.arrivals:
+            look_at_arrivals(state)
+        if serve_line(state, TicketKind.LOAD):
+            serve_line(state, TicketKind.PREFETCH)
         serve_demands(state)
         if state.flushes:
             pump_flushes(state)
             serve_demands(state)
-        if state.room_saves:
-            serve_room_saves(state)
+        serve_line(state, TicketKind.SAVE)
         if state.below:
             clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:
@@ -157,7 +162,7 @@ class Planner:
             why = f"flush to {event.to_tier.name.lower()}: this daemon has no such tier below DRAM"
             refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
             return
-        ticket = Ticket(event.ticket, event.session, messages.TicketKind.FLUSH, [], None, event.deadline_ns, [], 0)
+        ticket = Ticket(event.ticket, event.session, TicketKind.FLUSH, [], None, event.deadline_ns)
         if open_ticket(state, ticket):
             blocks = recovery.namespace_blocks(state, event.namespace)
             state.flushes[ticket.id] = Flush(ticket, event.to_tier, blocks)

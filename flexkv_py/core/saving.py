@@ -5,46 +5,21 @@ from __future__ import annotations
 from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Rule
 from flexkv_py.core.demands import demand
 from flexkv_py.core.links import settle
-from flexkv_py.core.loading import hand_out
-from flexkv_py.core.messages import BlockCopy, Outcome, SaveAsked, SaveHints, TicketKind, Tier, TransferResult
+from flexkv_py.core.messages import BlockCopy, Outcome, SaveHints, Tier, TransferResult
 from flexkv_py.core.moves import fail_fill, fill_dram
 from flexkv_py.core.room import take_frames
-from flexkv_py.core.sessions import Session, Ticket
+from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
-from flexkv_py.core.tickets import open_ticket, refuse, settle_key
+from flexkv_py.core.tickets import settle_key, wait_for_room
 from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
-from flexkv_py.errors import ErrorCode
 
 
-def on_save(state: State, event: SaveAsked, session: Session) -> None:
-    """Place every key; where room ends, the rest waits in order until the deadline."""
-    if event.ack is not Tier.DRAM and event.ack not in state.levels:
-        why = f"ack={event.ack.name.lower()}: this daemon has no such tier; configure it or ask for one it has"
-        refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
-        return
-    index = state.index(session.namespace, session.shard)
-    count = len(event.keys)
-    ticket = Ticket(
-        event.ticket, event.session, TicketKind.SAVE, event.keys, index, event.deadline_ns, [None] * count, count
-    )
-    ticket.tiers = bytearray(count)
-    ticket.parent, ticket.ack, ticket.hints = event.parent, event.ack, event.hints
-    if not open_ticket(state, ticket):
-        return
-    copies: list[BlockCopy] = []
-    for position in range(count):
-        if ticket.waiting or not place(state, ticket, position, copies):
-            _queue(state, ticket, position)
-    hand_out(state, ticket, copies)
+def look(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
+    """Place a key of a new save. False when it must wait.
 
-
-def _queue(state: State, ticket: Ticket, position: int) -> None:
-    """Order is kept within a ticket: a child stored without its parent could not be matched."""
-    if len(state.room_saves) >= state.config.allocation_waiters_max:
-        settle_key(state, ticket, position, Outcome.THROTTLED)
-        return
-    ticket.waiting[position] = None
-    state.room_saves.append((ticket, position))
+    Order is kept within a ticket: a child stored without its parent could not be matched.
+    """
+    return not ticket.waiting and place(state, ticket, position, copies)
 
 
 def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -119,7 +94,7 @@ def present_heard(state: State, waiter: Waiter, block: Block, *, ok: bool) -> No
     if ok:
         _acknowledge(state, ticket, waiter.position, block, Outcome.PRESENT)
     else:
-        _queue(state, ticket, waiter.position)
+        wait_for_room(state, ticket, waiter.position)
 
 
 def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[Copy, bool]:
@@ -155,21 +130,3 @@ def acknowledge_saved(state: State, transfer: Transfer, *, ok: bool) -> None:
         _acknowledge(state, ticket, transfer.position, transfer.block, Outcome.STORED)
     else:
         settle_key(state, ticket, transfer.position, Outcome.REFUSED)
-
-
-def serve_room_saves(state: State) -> None:
-    """Room may have come free: place waiting keys in order, one instruction per ticket."""
-    copies: list[BlockCopy] = []
-    last: Ticket | None = None
-    while state.room_saves:
-        ticket, position = state.room_saves[0]
-        if last is not None and ticket is not last:
-            hand_out(state, last, copies)
-            copies = []
-        last = ticket
-        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
-            break
-        state.room_saves.popleft()
-        ticket.waiting.pop(position, None)
-    if last is not None:
-        hand_out(state, last, copies)

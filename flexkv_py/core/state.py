@@ -16,7 +16,7 @@ from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.history import History
-from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
+from flexkv_py.core.messages import BlockName, Fault, Instruction, TicketKind, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
@@ -28,6 +28,8 @@ WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
 S3_PATIENCE_NS = 250_000_000
 """Without the end of any write for so long, S3 is taken for sick by those who need room."""
+TOUCHES_PER_EVENT_MAX = 64
+LINES = (TicketKind.LOAD, TicketKind.PREFETCH, TicketKind.SAVE)
 SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 
 
@@ -147,9 +149,10 @@ class State:
         self.leases_made = 0
         self.lease_owner: dict[int, int] = {}
         self.tickets: dict[int, Ticket] = {}
-        self.room_loads: deque[tuple[Ticket, int]] = deque()
-        self.room_prefetches: deque[tuple[Ticket, int]] = deque()
-        self.room_saves: deque[tuple[Ticket, int]] = deque()
+        self.arrivals: deque[Session] = deque()  # whose requests have keys not yet looked at, in turns
+        self.lines: dict[TicketKind, deque[tuple[Ticket, int]]] = {kind: deque() for kind in LINES}  # waiting for room
+        self.unserved = False  # keys that stand in line may find room: there were too many for one event
+        self.touches: deque[Block] = deque()  # used, and to be told so to their orders
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
         self.staged_unseen = False  # SSD copies were set aside for S3 since demands were last served
         self.demands_abandoned = False  # some ticket with demands ended before they did
@@ -199,11 +202,16 @@ class State:
             self.levels[copy.tier].policy.add(copy)
 
     def touch_tail_first(self, blocks: Sequence[Block]) -> None:
-        """A chain was used until now. Its head is needed by every longer chain, so it must stay longest: touched last.
+        """A chain was used until now. Its head is needed by longer chains, so it must stay longest: touched last."""
+        self.touches.extend(reversed(blocks))
+
+    def touch_slice(self) -> None:
+        """Touch a bounded number of them.
 
         What was made ready to go since it was used stays so: else cleaning ahead would never end.
         """
-        for block in reversed(blocks):
+        for _ in range(min(len(self.touches), TOUCHES_PER_EVENT_MAX)):
+            block = self.touches.popleft()
             if block.linked:
                 for copy in (block.dram, block.ssd, block.s3):
                     if copy is not None and copy.queue is not self.levels[copy.tier].reclaimable:

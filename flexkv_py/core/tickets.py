@@ -43,6 +43,27 @@ def settle_key(state: State, ticket: Ticket, position: int, outcome: Outcome, ti
         finish_ticket(state, ticket, Outcome.FAILED)
 
 
+def end_prefix(state: State, ticket: Ticket, position: int, outcome: Outcome) -> None:
+    """The usable prefix of a load ends before this key: what follows is of no use, and is settled too."""
+    settle_key(state, ticket, position, outcome)
+    for later in range(position + 1, len(ticket.keys)):
+        settle_key(state, ticket, later, Outcome.LATE if outcome is Outcome.LATE else Outcome.MISS)
+    ticket.seen = len(ticket.keys)
+
+
+def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
+    """Have a key stand in the line of its kind, unless that is full."""
+    line = state.lines[ticket.kind]
+    if len(line) < state.config.allocation_waiters_max:
+        ticket.waiting += 1
+        line.append((ticket, position))
+    elif ticket.kind is TicketKind.SAVE:
+        settle_key(state, ticket, position, Outcome.THROTTLED)
+    else:
+        ticket.detail = "too many loads wait for DRAM (allocation_waiters_max)"
+        end_prefix(state, ticket, position, Outcome.FAILED)
+
+
 def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "", *, tell: bool = True) -> None:
     """End a ticket; keys without an outcome get `rest`. Copies in flight run to their end."""
     assert not ticket.over

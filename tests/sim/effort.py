@@ -34,6 +34,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.placement import is_below
 from flexkv_py.core.planner import Planner
+from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer, TransferKind, WaitFor
 from tests.invariants import live_demands
@@ -136,7 +137,8 @@ def _pays(row: Transfer) -> bool:
 
 def _asked(state: State) -> int:
     """What requests still wait for."""
-    waiting = [*state.room_loads, *state.room_prefetches, *state.room_saves]
+    waiting = [entry for line in state.lines.values() for entry in line]
+    waiting += [(ticket, position) for ticket in arrived(state) for position in range(ticket.seen, len(ticket.keys))]
     waiting += [
         (waiter.ticket, waiter.position)
         for waiters in state.waiters.values()
@@ -150,6 +152,11 @@ def _asked(state: State) -> int:
     return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
 
 
+def arrived(state: State) -> list[Ticket]:
+    """Tickets with keys that were not yet looked at."""
+    return [ticket for session in state.arrivals for ticket in session.arrived]
+
+
 def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> int:
     if copy is None or copy.state is CopyState.DROPPED or copy in paid:
         return 0
@@ -160,7 +167,10 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
 
 def _slices(state: State) -> int:
     """How many events it may take to get through what is done in slices."""
-    things = len(state.relink) + sum(len(waiting) for waiting in state.demands.values())
+    things = len(state.relink) + len(state.touches) + sum(len(waiting) for waiting in state.demands.values())
     things += sum(len(reset.left) for reset in state.resets)
     things += sum(len(level.undropped) for level in state.levels.values())
-    return things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())  # one at a time, at worst
+    keys = sum(len(line) for line in state.lines.values()) + sum(1 + len(ticket.keys) for ticket in arrived(state))
+    return (
+        keys + things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())
+    )  # one at a time, at worst

@@ -1,0 +1,83 @@
+"""Requests that name keys, placed a bounded number of keys per event: no large one holds up what others ask.
+
+A new request's keys are first looked at in slices; sessions take turns, and each one's requests keep their
+order. A key that finds no room waits in the line of its kind, and lines are served in slices too. What a key
+needs, `loading` and `saving` say.
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core import loading, saving
+from flexkv_py.core.messages import BlockCopy, LoadAsked, PrefetchAsked, SaveAsked, TicketKind, Tier
+from flexkv_py.core.sessions import Session, Ticket
+from flexkv_py.core.state import State
+from flexkv_py.core.tickets import open_ticket, refuse, wait_for_room
+from flexkv_py.errors import ErrorCode
+
+
+def on_load(state: State, event: LoadAsked | PrefetchAsked, session: Session) -> None:
+    """Open a ticket; its keys are looked at up to the first miss."""
+    index = state.index(session.namespace, session.shard)
+    kind = TicketKind.LOAD if type(event) is LoadAsked else TicketKind.PREFETCH
+    _arrive(state, session, Ticket(event.ticket, event.session, kind, event.keys, index, event.deadline_ns))
+
+
+def on_save(state: State, event: SaveAsked, session: Session) -> None:
+    """Open a ticket; where room ends, its keys wait in order until the deadline."""
+    if event.ack is not Tier.DRAM and event.ack not in state.levels:
+        why = f"ack={event.ack.name.lower()}: this daemon has no such tier; configure it or ask for one it has"
+        refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
+        return
+    index = state.index(session.namespace, session.shard)
+    ticket = Ticket(event.ticket, event.session, TicketKind.SAVE, event.keys, index, event.deadline_ns)
+    ticket.parent, ticket.ack, ticket.hints = event.parent, event.ack, event.hints
+    _arrive(state, session, ticket)
+
+
+def _arrive(state: State, session: Session, ticket: Ticket) -> None:
+    if open_ticket(state, ticket):
+        if not session.arrived:
+            state.arrivals.append(session)
+        session.arrived.append(ticket)
+
+
+def look_at_arrivals(state: State) -> None:
+    """Look at the next keys of those whose turn it is."""
+    left = state.config.keys_per_event_max
+    while state.arrivals and left > 0:
+        session = state.arrivals.popleft()
+        ticket = session.arrived[0]
+        first, copies = ticket.seen, list[BlockCopy]()
+        look = saving.look if ticket.kind is TicketKind.SAVE else loading.look
+        while not ticket.over and ticket.seen < min(first + left, len(ticket.keys)):
+            ticket.seen += 1
+            if not look(state, ticket, ticket.seen - 1, copies):
+                wait_for_room(state, ticket, ticket.seen - 1)
+        left -= max(1, ticket.seen - first)
+        loading.hand_out(state, ticket, copies)
+        if ticket.over or ticket.seen == len(ticket.keys):
+            session.arrived.popleft()
+        if session.arrived:
+            state.arrivals.append(session)
+
+
+def serve_line(state: State, kind: TicketKind) -> bool:
+    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left."""
+    line, place = state.lines[kind], saving.place if kind is TicketKind.SAVE else loading.place
+    last: Ticket | None = None
+    copies: list[BlockCopy] = []
+    for _ in range(min(len(line), state.config.keys_per_event_max)):
+        ticket, position = line[0]
+        if last is not None and ticket is not last:
+            loading.hand_out(state, last, copies)
+            copies = []
+        last, settled = ticket, ticket.over or ticket.outcomes[position] is not None
+        if not settled and not place(state, ticket, position, copies):
+            break
+        line.popleft()
+        ticket.waiting -= 1
+    else:
+        state.unserved = state.unserved or bool(line)
+    if last is not None:
+        loading.hand_out(state, last, copies)
+    return not line
