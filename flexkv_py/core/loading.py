@@ -81,11 +81,7 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
         else:
             unpin(state, source)
         if frames is None:
-            if state.frames.fits(index.frame_pages, index.chunk_count):
-                return False
-            ticket.detail = "one block is larger than the DRAM arena"
-            end_prefix(state, ticket, position, Outcome.FAILED)
-            return True
+            return False
         dram = start_promotion(state, block, source, frames, priority, ticket.deadline_ns)
         state.tell(block.key, "promote", source.tier, ticket.kind.value)
     if block is None or dram is None:

@@ -42,18 +42,24 @@ def _arrive(state: State, session: Session, ticket: Ticket) -> None:
 
 
 def look_at_arrivals(state: State) -> None:
-    """Look at the next keys of those whose turn it is."""
+    """Look at the next keys of those whose turn it is.
+
+    Order is kept within a save: a child stored without its parent could not be matched.
+    """
     left = state.config.keys_per_event_max
     while state.arrivals and left > 0:
         session = state.arrivals.popleft()
         ticket = session.arrived[0]
-        first, copies = ticket.seen, list[BlockCopy]()
-        look = saving.look if ticket.kind is TicketKind.SAVE else loading.look
-        while not ticket.over and ticket.seen < min(first + left, len(ticket.keys)):
-            ticket.seen += 1
-            if not look(state, ticket, ticket.seen - 1, copies):
-                wait_for_room(state, ticket, ticket.seen - 1)
-        left -= max(1, ticket.seen - first)
+        first, in_order = ticket.seen, ticket.kind is TicketKind.SAVE
+        place, copies = saving.place if in_order else loading.look, list[BlockCopy]()
+        end = first if ticket.over else min(first + left, len(ticket.keys))
+        for position in range(first, end):
+            if (in_order and ticket.waiting) or not place(state, ticket, position, copies):
+                wait_for_room(state, ticket, position)
+            if ticket.seen > position:  # the usable prefix of a load has ended
+                break
+        ticket.seen = max(ticket.seen, end)
+        left -= max(1, end - first)
         loading.hand_out(state, ticket, copies)
         if ticket.over or ticket.seen == len(ticket.keys):
             session.arrived.popleft()
@@ -63,21 +69,21 @@ def look_at_arrivals(state: State) -> None:
 
 def serve_line(state: State, kind: TicketKind) -> bool:
     """Room may have come free: place waiting keys in order, until one must wait again. True when none is left."""
-    line, place = state.lines[kind], saving.place if kind is TicketKind.SAVE else loading.place
-    last: Ticket | None = None
-    copies: list[BlockCopy] = []
+    line = state.lines[kind]
+    if not line:
+        return True
+    place = saving.place if kind is TicketKind.SAVE else loading.place
+    last, copies = line[0][0], list[BlockCopy]()
     for _ in range(min(len(line), state.config.keys_per_event_max)):
         ticket, position = line[0]
-        if last is not None and ticket is not last:
+        if ticket is not last:
             loading.hand_out(state, last, copies)
-            copies = []
-        last, settled = ticket, ticket.over or ticket.outcomes[position] is not None
-        if not settled and not place(state, ticket, position, copies):
+            last, copies = ticket, []
+        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
             break
         line.popleft()
         ticket.waiting -= 1
     else:
         state.unserved = state.unserved or bool(line)
-    if last is not None:
-        loading.hand_out(state, last, copies)
+    loading.hand_out(state, last, copies)
     return not line

@@ -66,7 +66,8 @@ def _evict_one(state: State, level: Level) -> Copy | None:
             if verdict is Verdict.REFUSED:
                 for rule in refusals(state, copy):
                     state.count("refused_admissions", rule)
-            _had_their_turn(state, copy)
+            if level.tier is not Tier.DRAM:
+                _had_their_turn(state, copy)
             evict(state, copy, explain(state, copy, verdict))
             return copy
     return None

@@ -14,14 +14,6 @@ from flexkv_py.core.tickets import settle_key, wait_for_room
 from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
 
 
-def look(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
-    """Place a key of a new save. False when it must wait.
-
-    Order is kept within a ticket: a child stored without its parent could not be matched.
-    """
-    return not ticket.waiting and place(state, ticket, position, copies)
-
-
 def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
     """Reserve one key's frames. False when it must wait; True when it is settled or under way."""
     index = ticket.index
@@ -38,11 +30,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         return True
     frames = take_frames(state, index)
     if frames is None:
-        if state.frames.fits(index.frame_pages, index.chunk_count):
-            return False
-        ticket.detail = "one block is larger than the DRAM arena"
-        settle_key(state, ticket, position, Outcome.REFUSED)
-        return True
+        return False
     if block is None:
         block = index.add(key, parent)
         block.uses = block.uses or state.history.recall(key, index.shard)

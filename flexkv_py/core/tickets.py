@@ -52,15 +52,21 @@ def end_prefix(state: State, ticket: Ticket, position: int, outcome: Outcome) ->
 
 
 def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
-    """Have a key stand in the line of its kind, unless that is full."""
-    line = state.lines[ticket.kind]
-    if len(line) < state.config.allocation_waiters_max:
+    """Have a key stand in the line of its kind, unless that is full or waiting would be in vain."""
+    line, index = state.lines[ticket.kind], ticket.index
+    assert index is not None
+    fits = state.frames.fits(index.frame_pages, index.chunk_count)
+    if fits and len(line) < state.config.allocation_waiters_max:
         ticket.waiting += 1
         line.append((ticket, position))
-    elif ticket.kind is TicketKind.SAVE:
-        settle_key(state, ticket, position, Outcome.THROTTLED)
-    else:
+        return
+    if not fits:
+        ticket.detail = "one block is larger than the DRAM arena"
+    elif ticket.kind is not TicketKind.SAVE:
         ticket.detail = "too many loads wait for DRAM (allocation_waiters_max)"
+    if ticket.kind is TicketKind.SAVE:
+        settle_key(state, ticket, position, Outcome.THROTTLED if fits else Outcome.REFUSED)
+    else:
         end_prefix(state, ticket, position, Outcome.FAILED)
 
 
