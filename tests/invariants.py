@@ -98,7 +98,7 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
 def live_demands(state: State) -> list[Demand]:
     waiting = [want for queue in state.demands.values() for want in queue]
     for waiters in state.waiters.values():
-        waiting.extend(waiter.demand for waiter in waiters if waiter.demand is not None)
+        waiting.extend(waiter for waiter in waiters if isinstance(waiter, Demand))
     return waiting
 
 

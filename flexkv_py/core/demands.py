@@ -17,7 +17,7 @@ from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
-from flexkv_py.core.transfers import Demand, Waiter, WaitFor
+from flexkv_py.core.transfers import Demand
 
 DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
@@ -71,7 +71,7 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
         finish_demand(state, want, ok=True)
         return True
     if target is not None and target.state is CopyState.FILLING:
-        state.wait_on(target, Waiter(WaitFor.DEMAND, demand=want))
+        state.wait_on(target, want)
         return True
     ails = level.failing and not write_may_start(state, level, block)
     if (why := _hopeless(level, want, state.now_ns)) or (ails and want.ticket is None):  # staging waits for nobody
@@ -108,10 +108,10 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
             return False
         dram = start_promotion(state, block, source, frames, Priority.WRITE_BEHIND)
     if dram.state is CopyState.FILLING:
-        state.wait_on(dram, Waiter(WaitFor.DEMAND, demand=want))
+        state.wait_on(dram, want)
         return True
     priority = Priority.SAVE if want.ticket is not None and want.flush is None else Priority.WRITE_BEHIND
-    state.wait_on(start_demotion(state, block, tier, priority), Waiter(WaitFor.DEMAND, demand=want))
+    state.wait_on(start_demotion(state, block, tier, priority), want)
     state.tell(block.key, "demote", tier, "demanded")
     return True
 

@@ -11,6 +11,7 @@ from flexkv_py.core.messages import (
     Fault,
     Outcome,
     Priority,
+    TicketKind,
     Tier,
     TransferResult,
     TransfersFinished,
@@ -22,7 +23,7 @@ from flexkv_py.core.room import back_to_order, make_room_after_fault
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
-from flexkv_py.core.transfers import Transfer, TransferKind, WaitFor
+from flexkv_py.core.transfers import Demand, Transfer, TransferKind
 
 LOST_FAULTS = (Fault.CORRUPT, Fault.MISSING)
 """Faults that mean the record is worthless: it is dropped, so nobody asks for it again."""
@@ -44,10 +45,9 @@ def on_chunk_landed(state: State, event: ChunkLanded) -> None:
     assert copy.present & bit == 0
     copy.present |= bit
     for waiter in state.waiters.get(copy, ()):
-        if waiter.wait is WaitFor.LOAD:
-            assert waiter.transfer is not None
-            waiter.transfer.source = transfer.other.tier
-            copy_chunks(state, waiter.transfer, bit)
+        if isinstance(waiter, Transfer):
+            waiter.source = transfer.other.tier
+            copy_chunks(state, waiter, bit)
 
 
 def on_transfers_finished(state: State, event: TransfersFinished) -> None:
@@ -117,7 +117,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 def _wanted_until_ns(state: State, copy: Copy) -> int | None:
     """The latest deadline of those who still wait for this fill, 0 for one without; None when nobody waits."""
-    tickets = [waiter.ticket for waiter in state.waiters.get(copy, ())]
+    tickets = [None if isinstance(waiter, Demand) else waiter.ticket for waiter in state.waiters.get(copy, ())]
     deadlines = [0 if ticket is None else ticket.deadline_ns for ticket in tickets if ticket is None or not ticket.over]
     return None if not deadlines else 0 if 0 in deadlines else max(deadlines)
 
@@ -203,14 +203,11 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 def _tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:
     for waiter in state.waiters.pop(copy, ()):
-        if waiter.wait is WaitFor.LOAD:
-            assert waiter.transfer is not None
-            load_heard(state, waiter.transfer, ok=ok, why=why)
-        elif waiter.wait is WaitFor.PREFETCH:
-            assert waiter.ticket is not None
-            settle_key(state, waiter.ticket, waiter.position, Outcome.LOADED if ok else Outcome.FAILED)
-        elif waiter.wait is WaitFor.PRESENT:
+        if isinstance(waiter, Transfer):
+            load_heard(state, waiter, ok=ok, why=why)
+        elif isinstance(waiter, Demand):
+            demand_heard(state, waiter, copy, ok=ok, why=why)
+        elif waiter.ticket.kind is TicketKind.SAVE:
             present_heard(state, waiter, copy.block, ok=ok)
         else:
-            assert waiter.demand is not None
-            demand_heard(state, waiter.demand, copy, ok=ok, why=why)
+            settle_key(state, waiter.ticket, waiter.position, Outcome.LOADED if ok else Outcome.FAILED)

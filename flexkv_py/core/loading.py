@@ -10,7 +10,7 @@ from flexkv_py.core.room import back_to_order, take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_prefix, settle_key
-from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
+from flexkv_py.core.transfers import Transfer, TransferKind, Wish
 
 
 def look(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -96,7 +96,7 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
         state.touch(dram)
         settle_key(state, ticket, position, Outcome.PRESENT, Tier.DRAM)
     else:
-        state.wait_on(dram, Waiter(WaitFor.PREFETCH, ticket, position))
+        state.wait_on(dram, Wish(ticket, position))
     return True
 
 
@@ -113,7 +113,7 @@ def _join_load(state: State, ticket: Ticket, position: int, dram: DramCopy, copi
         transfer.running, transfer.handed = 1, full
         copies.append(BlockCopy(transfer.id, position, block.key, dram.frames))
         return
-    state.wait_on(dram, Waiter(WaitFor.LOAD, ticket, position, transfer))
+    state.wait_on(dram, transfer)
     if dram.present:
         copy_chunks(state, transfer, dram.present)
 

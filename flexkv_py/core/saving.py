@@ -11,7 +11,7 @@ from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key, wait_for_room
-from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
+from flexkv_py.core.transfers import Transfer, TransferKind, Wish
 
 
 def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -58,7 +58,7 @@ def _meet(state: State, ticket: Ticket, position: int, block: Block) -> None:
         _acknowledge(state, ticket, position, block, Outcome.PRESENT)
         return
     assert dram is not None
-    state.wait_on(dram, Waiter(WaitFor.PRESENT, ticket, position))
+    state.wait_on(dram, Wish(ticket, position))
 
 
 def _acknowledge(state: State, ticket: Ticket, position: int, block: Block, outcome: Outcome) -> None:
@@ -73,16 +73,15 @@ def _acknowledge(state: State, ticket: Ticket, position: int, block: Block, outc
     settle_key(state, ticket, position, outcome)
 
 
-def present_heard(state: State, waiter: Waiter, block: Block, *, ok: bool) -> None:
+def present_heard(state: State, wish: Wish, block: Block, *, ok: bool) -> None:
     """Another's fill of a key we also hold has ended; if it failed, our own bytes serve."""
-    ticket = waiter.ticket
-    assert ticket is not None
+    ticket = wish.ticket
     if ticket.over:
         return
     if ok:
-        _acknowledge(state, ticket, waiter.position, block, Outcome.PRESENT)
+        _acknowledge(state, ticket, wish.position, block, Outcome.PRESENT)
     else:
-        wait_for_room(state, ticket, waiter.position)
+        wait_for_room(state, ticket, wish.position)
 
 
 def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[Copy, bool]:

@@ -85,15 +85,6 @@ class Transfer:
     """DEMOTE: the block's uses at the start; unchanged means it is still cold."""
 
 
-class WaitFor(Enum):
-    """What a waiter does when the copy it waits for is READY."""
-
-    LOAD = 1
-    PREFETCH = 2
-    PRESENT = 3
-    DEMAND = 4
-
-
 @dataclass(slots=True, eq=False)
 class Demand:
     """A block that must get a copy in `tier`: an acknowledged save, a flush, or staging from SSD to S3.
@@ -127,14 +118,15 @@ class Flush:
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
-    """Someone to tell when a FILLING copy ends."""
+class Wish:
+    """One key of a prefetch, or of a save that found another's fill of it."""
 
-    wait: WaitFor
-    ticket: Ticket | None = None
-    position: int = 0
-    transfer: Transfer | None = None
-    demand: Demand | None = None
+    ticket: Ticket
+    position: int
+
+
+Waiter = Transfer | Demand | Wish
+"""Who is to hear of the end of a fill: a load that reads it, a demand it is a stage of, or a key that wants no more."""
 
 
 @dataclass(slots=True, eq=False)

@@ -28,6 +28,7 @@ from flexkv_py.core.messages import (
     Instruction,
     MoveKind,
     StartMove,
+    TicketKind,
     Tier,
     TimePassed,
     TransfersFinished,
@@ -36,7 +37,7 @@ from flexkv_py.core.placement import is_below
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Transfer, TransferKind, WaitFor
+from flexkv_py.core.transfers import Demand, Transfer, TransferKind, Wish
 from tests.invariants import live_demands
 from tests.sim.violation import Violation
 
@@ -107,10 +108,10 @@ def potential_of(state: State) -> int:
     """See the table above."""
     paid = {row.copy for row in state.transfers.values() if _pays(row)}
     begun = {  # demands whose own writes run
-        waiter.demand
+        waiter
         for copy, waiters in state.waiters.items()
         for waiter in waiters
-        if waiter.demand is not None and waiter.demand.tier is copy.tier
+        if isinstance(waiter, Demand) and waiter.tier is copy.tier
     }
     total = 0
     for want in live_demands(state):
@@ -143,7 +144,7 @@ def _asked(state: State) -> int:
         (waiter.ticket, waiter.position)
         for waiters in state.waiters.values()
         for waiter in waiters
-        if waiter.wait is WaitFor.PRESENT and waiter.ticket is not None
+        if isinstance(waiter, Wish) and waiter.ticket.kind is TicketKind.SAVE
     ]
     total = WEIGHT_KEY * sum(not ticket.over and ticket.outcomes[position] is None for ticket, position in waiting)
     for row in state.transfers.values():
