@@ -169,7 +169,7 @@ def _check_holds(state: State, indexes: list[Index]) -> None:
     holds: Counter[Block] = Counter()
     for session in state.sessions.values():
         for lease in session.leases.values():
-            assert state.lease_owner[lease.id] == session.id
+            assert state.leases[lease.id] is lease
             holds.update(lease.blocks)
     for want in live_demands(state):
         holds[want.block] += 1

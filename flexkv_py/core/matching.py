@@ -126,16 +126,16 @@ def _hold(state: State, session: Session, indexes: list[Index], keys: Sequence[B
     for block in blocks:
         block.holds += 1
     state.leases_made += 1
-    lease = session.leases[state.leases_made] = Lease(state.leases_made, session.id, blocks)
+    lease = Lease(state.leases_made, session.id, blocks)
+    session.leases[lease.id] = state.leases[lease.id] = lease
     state.wake_at(state.now_ns + min(hold_ns, state.config.hold_ns_max), "lease", lease.id)
-    state.lease_owner[lease.id] = session.id
     return lease.id
 
 
-def let_go(state: State, session: Session, lease: Lease) -> None:
+def let_go(state: State, lease: Lease) -> None:
     """A lease ends: released, expired, or its session is gone."""
-    del session.leases[lease.id]
-    del state.lease_owner[lease.id]
+    del state.sessions[lease.session].leases[lease.id]
+    del state.leases[lease.id]
     for block in lease.blocks:
         block.holds -= 1
         assert block.holds >= 0

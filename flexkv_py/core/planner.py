@@ -87,7 +87,7 @@ class Planner:
 
     def story(self, key: BlockKey) -> list[messages.StoryEvent]:
         """What happened to this block, oldest first, as far back as the ring reaches."""
-        return self.state.story.of(key)
+        return [messages.StoryEvent(*event) for event in self.state.story if event[1] == key]
 
     @property
     def counters(self) -> dict[tuple[str, str], int]:
@@ -126,9 +126,8 @@ class Planner:
             _, _, kind, subject = heapq.heappop(state.timers)
             if kind == "ticket" and subject in state.tickets:
                 expire_ticket(state, state.tickets[subject])
-            elif kind == "lease" and subject in state.lease_owner:
-                session = state.sessions[state.lease_owner[subject]]
-                let_go(state, session, session.leases[subject])
+            elif kind == "lease" and subject in state.leases:
+                let_go(state, state.leases[subject])
 
     def _on_session_opened(self, event: messages.SessionOpened) -> None:
         state = self.state
@@ -146,7 +145,7 @@ class Planner:
         if session is not None:
             end_session_tickets(state, session)
             for lease in list(session.leases.values()):
-                let_go(state, session, lease)
+                let_go(state, lease)
             del state.sessions[event.session]
             recovery.forget_idle_indexes(state)
         state.out.append(messages.EndSession(event.session))
@@ -173,13 +172,12 @@ class Planner:
             finish_ticket(self.state, ticket, messages.Outcome.CANCELLED, "cancelled")
 
     def _on_released(self, event: messages.LeaseReleased) -> None:
-        session = self.state.sessions[event.session]
-        lease = session.leases.get(event.lease)
+        lease = self.state.sessions[event.session].leases.get(event.lease)
         if lease is None:
             why = f"lease {event.lease} is not held by this session: it was released, or its time ran out"
             refuse(self.state, event.session, event.request, 0, ErrorCode.UNKNOWN_LEASE, why)
             return
-        let_go(self.state, session, lease)
+        let_go(self.state, lease)
         self.state.out.append(messages.RequestDone(event.session, event.request))
 
     def _on_drain(self, _: messages.DrainStarted) -> None:

@@ -18,8 +18,7 @@ from flexkv_py.core.frames import FramePool
 from flexkv_py.core.history import History
 from flexkv_py.core.messages import BlockName, Fault, Instruction, TicketKind, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
-from flexkv_py.core.sessions import Session, Ticket
-from flexkv_py.core.story import Story
+from flexkv_py.core.sessions import Lease, Session, Ticket
 from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 
@@ -147,7 +146,7 @@ class State:
         self.dropped: dict[Copy, None] = {}  # detached: failed fills still read, second records
         self.sessions: dict[int, Session] = {}
         self.leases_made = 0
-        self.lease_owner: dict[int, int] = {}
+        self.leases: dict[int, Lease] = {}
         self.tickets: dict[int, Ticket] = {}
         self.arrivals: deque[Session] = deque()  # whose requests have keys not yet looked at, in turns
         self.lines: dict[TicketKind, deque[tuple[Ticket, int]]] = {kind: deque() for kind in LINES}  # waiting for room
@@ -163,7 +162,7 @@ class State:
         self.pushed_out: dict[Block, int] = {}  # records that made room below a copy ready to go: the uses by then
         self.timers: list[tuple[int, int, str, int]] = []
         self.timers_made = 0
-        self.story = Story(config.story_events_max)
+        self.story: deque[tuple[int, BlockKey, str, Tier, str]] = deque(maxlen=config.story_events_max)
         self.counters: dict[tuple[str, str], int] = {}
         self.draining = False
 
@@ -174,7 +173,7 @@ class State:
         return index
 
     def tell(self, key: BlockKey, what: str, tier: Tier, detail: str = "") -> None:
-        self.story.ring.append((self.now_ns, key, what, tier, detail))
+        self.story.append((self.now_ns, key, what, tier, detail))
 
     def count(self, name: str, label: str, amount: int = 1) -> None:
         at = (name, label)

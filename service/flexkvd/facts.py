@@ -17,7 +17,7 @@ def facts_of(state: State) -> dict[str, Any]:
         "indexes": len(state.indexes),
         "sessions": len(state.sessions),
         "tickets": len(state.tickets),
-        "leases": len(state.lease_owner),
+        "leases": len(state.leases),
         "transfers": len(state.transfers),
         "promotions_in_flight": state.promotions.count,
         "loads_waiting": len(state.lines[TicketKind.LOAD]) + len(state.lines[TicketKind.PREFETCH]),

@@ -122,7 +122,7 @@ def test_a_spent_budget_keeps_blocks_off_the_ssd(benches):
     flood(bench)
     ssd = bench.planner.state.levels[Tier.SSD]
     assert ssd.used_bytes == 4 * RECORD_BYTES
-    passed = [told for told in bench.planner.state.story.ring if "endurance budget" in told[4]]
+    passed = [told for told in bench.planner.state.story if "endurance budget" in told[4]]
     assert passed
     assert all(told[2:4] == ("demote", Tier.S3) for told in passed)
     bench.now_ns = DAY_NS

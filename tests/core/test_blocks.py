@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flexkv_py.core.blocks import CopyState, Index, Rule, SsdCopy, children_of
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.messages import NamespaceSpec
+from flexkv_py.core.messages import NamespaceSpec, Tier
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import align_up

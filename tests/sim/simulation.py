@@ -134,7 +134,7 @@ def _close_all(world: World) -> None:
     )
     if state.frames.used_pages != ready:
         raise Violation(f"{state.frames.used_pages} pages are used, READY copies account for {ready}")
-    if world.clients or state.sessions or state.lease_owner:
+    if world.clients or state.sessions or state.leases:
         raise Violation("something of a closed session is left")
 
 
