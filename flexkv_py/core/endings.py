@@ -16,7 +16,7 @@ from flexkv_py.core.messages import (
     TransferResult,
     TransfersFinished,
 )
-from flexkv_py.core.moves import drop_record, evict, fail_fill, lose_record, start_reading, unpin
+from flexkv_py.core.moves import detach, drop_record, evict, fail_fill, lose_record, start_reading, unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.recovery import lost_early
 from flexkv_py.core.room import back_to_order, make_room_after_fault
@@ -57,6 +57,8 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
     for result in event.results:
         transfer = state.transfers[result.transfer]
         kind = transfer.kind
+        if kind is not TransferKind.LOAD:  # of which another copy may run
+            del state.transfers[transfer.id]
         if kind is TransferKind.SAVE:
             copy, ready = on_saved(state, transfer, result)
             saved.append((transfer, copy, ready))
@@ -79,7 +81,6 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
 
 
 def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
-    del state.transfers[transfer.id]
     state.promotions.end(transfer.block.index.record_bytes)
     copy, source, block = transfer.copy, transfer.other, transfer.block
     assert source is not None
@@ -124,17 +125,19 @@ def _wanted_until_ns(state: State, copy: Copy) -> int | None:
 
 def _source_failed(state: State, source: Copy, result: TransferResult) -> None:
     """A record that is not there or not right is dropped; other faults leave it for another try."""
-    fault, block = result.fault, source.block
-    assert fault is not None
-    state.count("faults", f"{source.tier.name.lower()}_{fault.value}")
-    state.tell(block.key, "fault", source.tier, f"{fault.value}: {result.detail}")
-    if fault in LOST_FAULTS and source.state is CopyState.READY:
+    _note_fault(state, source, "", result)
+    if result.fault in LOST_FAULTS and source.state is CopyState.READY:
         lose_record(state, source)
     unpin(state, source, cold=True)
 
 
+def _note_fault(state: State, copy: Copy, what: str, result: TransferResult) -> None:
+    assert result.fault is not None
+    state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
+    state.tell(copy.block.key, "fault", copy.tier, f"{what}{result.fault.value}: {result.detail}")
+
+
 def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
-    del state.transfers[transfer.id]
     source, target, block = transfer.copy, transfer.other, transfer.block
     assert target is not None
     level = state.levels[target.tier]
@@ -159,8 +162,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             target.place = result.location  # not what a tier may have told of a record in the same place meanwhile
             drop_record(state, target)
         else:
-            block.set_copy(target.tier, None)
-            level.used_bytes -= block.index.record_bytes
+            detach(state, target)
         if result.fault is Fault.FULL:
             make_room_after_fault(state, level, block.index)
         if result.fault is Fault.TOO_LONG:
@@ -168,8 +170,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             level.too_long_bytes = min(level.too_long_bytes or block.index.record_bytes, block.index.record_bytes)
         else:
             state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
-        state.count("faults", f"{target.tier.name.lower()}_{result.fault.value}")
-        state.tell(block.key, "fault", target.tier, f"demotion: {result.fault.value}: {result.detail}")
+        _note_fault(state, target, "demotion: ", result)
         state.wake_at(level.pause_until_ns, "pause", int(target.tier))
     back_to_order(state, source, still_cold=block.uses == transfer.uses)
     why = "" if result.fault is None else result.detail or result.fault.value
@@ -178,25 +179,23 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     """The tier has let go of a record, or could not: then it is asked again, or the record would be back some day."""
-    del state.transfers[transfer.id]
     copy, block = transfer.copy, transfer.block
     assert copy.state is CopyState.DROPPED
-    level, record_bytes = state.levels[copy.tier], block.index.record_bytes
-    level.dropping_bytes -= record_bytes
+    level = state.levels[copy.tier]
+    level.dropping_bytes -= block.index.record_bytes
     level.drop_failed = result.fault is not None
     if result.fault is not None:
-        state.count("faults", f"{copy.tier.name.lower()}_{result.fault.value}")
-        state.tell(block.key, "fault", copy.tier, f"drop: {result.fault.value}: {result.detail}")
+        _note_fault(state, copy, "drop: ", result)
         level.undropped.append((state.now_ns + DROP_PAUSE_NS, copy))
         state.wake_at(state.now_ns + DROP_PAUSE_NS, "pause", int(copy.tier))
         return
-    level.used_bytes -= record_bytes
     if level.recovering:
         level.let_go.add(block.name)
     if copy in state.dropped:
         del state.dropped[copy]
+        level.used_bytes -= block.index.record_bytes
     else:
-        block.set_copy(copy.tier, None)
+        detach(state, copy)
     if block.index.blocks.get(block.key) is block:
         settle(state, block)
 

@@ -76,11 +76,11 @@ def evict(state: State, copy: Copy, why: str) -> None:
         lose_record(state, copy)
 
 
-def lose_record(state: State, copy: Copy) -> None:
-    """A copy below DRAM is no copy any more; its record is dropped once nothing reads it.
+def lose_record(state: State, copy: Copy, *, told_by_tier: bool = False) -> None:
+    """A READY copy below DRAM is no copy any more; its record is dropped once nothing reads it.
 
-    It stays attached, DROPPED, until the tier has let go of it: an S3 object has one name, and a
-    delete still on its way would otherwise take a new object with it.
+    It stays attached, DROPPED, until the tier has let go of it: an S3 object has one name, and a delete still on its
+    way would otherwise take a new object with it. If the tier told us so, and nothing reads it, it has.
     """
     assert copy.tier is not Tier.DRAM
     assert copy.state is CopyState.READY
@@ -88,24 +88,17 @@ def lose_record(state: State, copy: Copy) -> None:
         copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
     _uncover(state, copy.block)
-    if copy.readers == 0:
+    if copy.readers == 0 and told_by_tier:
+        detach(state, copy)
+    elif copy.readers == 0:
         drop_record(state, copy)
     settle(state, copy.block)
 
 
-def forget_record(state: State, copy: Copy) -> None:
-    """A READY copy whose record its tier has let go of by itself: nothing is left to drop, unless it is being read."""
-    if copy.readers:
-        lose_record(state, copy)
-        return
-    block = copy.block
-    assert copy.queue is not None
-    copy.queue.remove(copy)
-    state.levels[copy.tier].used_bytes -= block.index.record_bytes
-    copy.state = CopyState.DROPPED
-    block.set_copy(copy.tier, None)
-    _uncover(state, block)
-    settle(state, block)
+def detach(state: State, copy: Copy) -> None:
+    """A copy below DRAM whose record is not there."""
+    copy.block.set_copy(copy.tier, None)
+    state.levels[copy.tier].used_bytes -= copy.block.index.record_bytes
 
 
 def _uncover(state: State, block: Block) -> None:

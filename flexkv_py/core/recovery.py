@@ -15,7 +15,7 @@ from flexkv_py.core.messages import (
     Tier,
     TierChanged,
 )
-from flexkv_py.core.moves import drop_record, evict, forget_record
+from flexkv_py.core.moves import drop_record, evict, lose_record
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset, TransferKind
 from flexkv_py.geometry import ALIGN_BYTES
@@ -108,7 +108,7 @@ def on_records_lost(state: State, event: RecordsLost) -> None:
         elif copy is not None and copy.state is CopyState.READY and copy.location == record.location:
             state.tell(record.block.key, "lost", event.tier, event.reason)
             state.count("lost", tier)
-            forget_record(state, copy)
+            lose_record(state, copy, told_by_tier=True)
 
 
 def lost_early(location: int) -> int:

@@ -90,7 +90,6 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[
     A save whose ticket is over is dropped: its worker may have reused the pages before they were read.
     Returns the copy and whether it is READY.
     """
-    del state.transfers[transfer.id]
     ticket, copy, block = transfer.ticket, transfer.copy, transfer.block
     assert ticket is not None
     assert isinstance(copy, DramCopy)
