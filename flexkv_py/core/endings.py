@@ -171,7 +171,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         else:
             state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         _note_fault(state, target, "demotion: ", result)
-        state.wake_at(level.pause_until_ns, "pause", int(target.tier))
+        state.wake_at(level.pause_until_ns)
     back_to_order(state, source, still_cold=block.uses == transfer.uses)
     why = "" if result.fault is None else result.detail or result.fault.value
     _tell_waiters(state, target, ok=result.fault is None, why=why)
@@ -187,7 +187,7 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     if result.fault is not None:
         _note_fault(state, copy, "drop: ", result)
         level.undropped.append((state.now_ns + DROP_PAUSE_NS, copy))
-        state.wake_at(state.now_ns + DROP_PAUSE_NS, "pause", int(copy.tier))
+        state.wake_at(state.now_ns + DROP_PAUSE_NS)
         return
     if level.recovering:
         level.let_go.add(block.name)

@@ -84,6 +84,6 @@ def serve_line(state: State, kind: TicketKind) -> bool:
         line.popleft()
         ticket.waiting -= 1
     else:
-        state.unserved = state.unserved or bool(line)
+        state.more = state.more or bool(line)
     loading.hand_out(state, last, copies)
     return not line

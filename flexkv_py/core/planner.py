@@ -23,7 +23,6 @@ from flexkv_py.core.room import clean_ahead
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_session_tickets, expire_ticket, finish_ticket, open_ticket, refuse
-from flexkv_py.core.transfers import Flush
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
 
@@ -71,12 +70,9 @@ class Planner:
         """When `messages.TimePassed` is due, unless another event comes first: at once if slices of work are left."""
         state = self.state
         slices_left = (
-            bool(state.relink or state.touches or state.arrivals)
-            or state.unserved
-            or state.staged_unseen  # and no other event may come that would serve them
-            or any(reset.left for reset in state.resets)
+            state.more
+            or bool(state.relink or state.touches or state.arrivals)
             or any(level.drops_due(state.now_ns) for level in state.below)
-            or any(flush.hungry(state.config.flush_in_flight_max) for flush in state.flushes.values())
         )
         if slices_left:
             return state.now_ns
@@ -96,7 +92,7 @@ class Planner:
 
     def _pump(self) -> None:
         state = self.state
-        state.unserved = False
+        state.more = False
         if state.touches:
             state.touch_slice()
         if state.relink:
@@ -161,10 +157,10 @@ class Planner:
             why = f"flush to {event.to_tier.name.lower()}: this daemon has no such tier below DRAM"
             refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
             return
-        ticket = Ticket(event.ticket, event.session, TicketKind.FLUSH, [], None, event.deadline_ns)
+        ticket = Ticket(event.ticket, event.session, TicketKind.FLUSH, [], None, event.deadline_ns, ack=event.to_tier)
         if open_ticket(state, ticket):
-            blocks = recovery.namespace_blocks(state, event.namespace)
-            state.flushes[ticket.id] = Flush(ticket, event.to_tier, blocks)
+            ticket.left = recovery.namespace_blocks(state, event.namespace)
+            state.flushes[ticket.id] = ticket
 
     def _on_cancelled(self, event: messages.TicketCancelled) -> None:
         ticket = self.state.tickets.get(event.ticket)

@@ -184,6 +184,7 @@ def pump_resets(state: State) -> None:
             if not reset.left:
                 break
             _forget(state, reset.left.pop())
+        state.more = state.more or bool(reset.left)
         if not reset.left and not recovering and _all_gone(state, reset):
             state.resets.remove(reset)
             if not reset.session or reset.session in state.sessions:  # 0: the daemon itself

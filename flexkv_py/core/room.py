@@ -46,7 +46,7 @@ def take_frames(state: State, index: Index) -> bytes | None:
             return None
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
-    state.wake_at(state.now_ns + 1, "room", int(Tier.DRAM))  # more may go, but not in one event
+    state.more = True  # may go, but not in one event
     return None
 
 
@@ -150,9 +150,8 @@ def stage_down(state: State, copy: Copy) -> bool:
     if level.is_full(state.now_ns) or not level.writes.takes(copy.block.index.record_bytes, waiting=len(waiting)):
         return False
     state.pin(copy)
-    copy.block.holds += 1
-    waiting.append(Demand(copy.block, Tier.S3, None, 0, staged=copy))
-    state.staged_unseen = True
+    state.want(Demand(copy.block, Tier.S3, None, 0, staged=copy))
+    state.more = True
     return True
 
 

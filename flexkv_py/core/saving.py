@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Rule
-from flexkv_py.core.demands import demand
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import BlockCopy, Outcome, SaveHints, Tier, TransferResult
 from flexkv_py.core.moves import fail_fill, fill_dram
@@ -11,7 +10,7 @@ from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key, wait_for_room
-from flexkv_py.core.transfers import Transfer, TransferKind, Wish
+from flexkv_py.core.transfers import Demand, Transfer, TransferKind, Wish
 
 
 def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -68,7 +67,7 @@ def _acknowledge(state: State, ticket: Ticket, position: int, block: Block, outc
     if ticket.ack is not Tier.DRAM:
         target = block.copy_in(ticket.ack)
         if target is None or target.state is not CopyState.READY:
-            demand(state, block, ticket.ack, ticket, position)
+            state.want(Demand(block, ticket.ack, ticket, position))
             return
     settle_key(state, ticket, position, outcome)
 

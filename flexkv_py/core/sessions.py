@@ -15,7 +15,8 @@ class Ticket:
     """One running load, save, prefetch or flush.
 
     Keys before position `seen` have been looked at; `waiting` of them stand in a line for room. `open` counts keys
-    without an outcome. `tiers` has the tier of each key, where the outcome names one.
+    without an outcome (of a flush: demands under way, and `left` the blocks not yet looked at). `tiers` has the tier of
+    each key, where the outcome names one.
     """
 
     id: int
@@ -29,7 +30,9 @@ class Ticket:
     hints: SaveHints | None = None
     seen: int = 0
     waiting: int = 0
+    left: list[Block] = field(default_factory=list)
     stored: int = 0
+    failed: int = 0
     detail: str = ""
     over: bool = False
     outcomes: list[Outcome | None] = field(init=False)

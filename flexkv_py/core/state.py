@@ -19,7 +19,7 @@ from flexkv_py.core.history import History
 from flexkv_py.core.messages import BlockName, Fault, Instruction, TicketKind, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.sessions import Lease, Session, Ticket
-from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, Waiter
+from flexkv_py.core.transfers import Demand, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 
 WRITE_PAUSE_NS_MIN = 50_000_000
@@ -150,12 +150,11 @@ class State:
         self.tickets: dict[int, Ticket] = {}
         self.arrivals: deque[Session] = deque()  # whose requests have keys not yet looked at, in turns
         self.lines: dict[TicketKind, deque[tuple[Ticket, int]]] = {kind: deque() for kind in LINES}  # waiting for room
-        self.unserved = False  # keys that stand in line may find room: there were too many for one event
+        self.more = False  # something is left to do that needs no event but was too much for the last one
         self.touches: deque[Block] = deque()  # used, and to be told so to their orders
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
-        self.staged_unseen = False  # SSD copies were set aside for S3 since demands were last served
         self.demands_abandoned = False  # some ticket with demands ended before they did
-        self.flushes: dict[int, Flush] = {}
+        self.flushes: dict[int, Ticket] = {}
         self.relink: deque[Block] = deque()  # children whose parent's link changed
         self.history = History()
         self.demotion_faults: dict[Block, int] = {}
@@ -179,7 +178,12 @@ class State:
         at = (name, label)
         self.counters[at] = self.counters.get(at, 0) + amount
 
-    def wake_at(self, when_ns: int, kind: str, subject: int) -> None:
+    def want(self, demand: Demand) -> None:
+        """Have a block copied into a lower tier, and held until then."""
+        demand.block.holds += 1
+        self.demands[demand.tier].append(demand)
+
+    def wake_at(self, when_ns: int, kind: str = "", subject: int = 0) -> None:
         self.timers_made += 1
         heapq.heappush(self.timers, (when_ns, self.timers_made, kind, subject))
 

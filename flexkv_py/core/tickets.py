@@ -74,10 +74,11 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
     """End a ticket; keys without an outcome get `rest`. Copies in flight run to their end."""
     assert not ticket.over
     ticket.over = True
-    if ticket.kind is TicketKind.FLUSH or (ticket.ack is not Tier.DRAM and ticket.open):
+    if ticket.ack is not Tier.DRAM and ticket.open:
         state.demands_abandoned = True
     outcomes = [rest if outcome is None else outcome for outcome in ticket.outcomes]
     del state.tickets[ticket.id]
+    state.flushes.pop(ticket.id, None)
     session = state.sessions.get(ticket.session)
     if session is not None:
         del session.tickets[ticket.id]

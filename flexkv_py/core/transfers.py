@@ -87,7 +87,7 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """A block that must get a copy in `tier`: an acknowledged save, a flush, or staging from SSD to S3.
+    """A block that must get a copy in `tier`: an acknowledged save, a flush, or (without a ticket) staging to S3.
 
     It holds the block from its making to its end, so the block cannot be lost in between.
     """
@@ -96,25 +96,9 @@ class Demand:
     tier: Tier
     ticket: Ticket | None
     position: int
-    flush: Flush | None = None
     tries: int = 0
     staged: Copy | None = None
     """The SSD copy, set aside while it is staged down to S3."""
-
-
-@dataclass(slots=True, eq=False)
-class Flush:
-    """One running flush: what is left to look at, and how many demands are out."""
-
-    ticket: Ticket
-    tier: Tier
-    left: list[Block]
-    out: int = 0
-    failed: int = 0
-
-    def hungry(self, out_max: int) -> bool:
-        """Something can be done for it without waiting."""
-        return self.out < out_max if self.left else self.out == 0
 
 
 @dataclass(slots=True, eq=False)

@@ -93,8 +93,7 @@ class Effort:
 
 def _demanded(state: State) -> int:
     """Blocks that requests want, or will want, in a lower tier."""
-    saves = sum(ticket.open for ticket in state.tickets.values() if ticket.ack is not Tier.DRAM)
-    return saves + sum(flush.out + len(flush.left) for flush in state.flushes.values())
+    return sum(ticket.open + len(ticket.left) for ticket in state.tickets.values() if ticket.ack is not Tier.DRAM)
 
 
 def _is_inside(event: Event) -> bool:

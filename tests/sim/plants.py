@@ -12,7 +12,7 @@ from flexkv_py.core import demands, endings, links, loading, moves, placement, p
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, unpack_frames
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import Outcome, Tier
+from flexkv_py.core.messages import Outcome, TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Demand, InFlight, TransferKind
@@ -111,7 +111,7 @@ def _timeout_frees_frames(right: Any) -> Any:
 def _stored_before_written(right: Any) -> Any:
     def stage(state: State, tier: Tier, want: Demand) -> bool:
         started: bool = right(state, tier, want)
-        if want.block.copy_in(tier) is not None and want.ticket is not None and want.flush is None:
+        if want.block.copy_in(tier) is not None and want.ticket is not None and want.ticket.kind is TicketKind.SAVE:
             settle_key(state, want.ticket, want.position, Outcome.STORED)
         return started
 
