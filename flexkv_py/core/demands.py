@@ -102,9 +102,8 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
     if dram.state is CopyState.FILLING:
         state.wait_on(dram, want)
         return True
-    priority = (
-        Priority.SAVE if want.ticket is not None and want.ticket.kind is TicketKind.SAVE else Priority.WRITE_BEHIND
-    )
+    saved = want.ticket is not None and want.ticket.kind is TicketKind.SAVE
+    priority = Priority.SAVE if saved else Priority.WRITE_BEHIND
     state.wait_on(start_demotion(state, block, tier, priority), want)
     state.tell(block.key, "demote", tier, "demanded")
     return True

@@ -15,6 +15,7 @@ are drops, which need a record each, and promotions for staging, of which each t
 | a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |
 | a block a flush has not looked at | 7 | a demand |
 
+What is on its way to S3 when S3 goes down leaves a DRAM copy that was promoted for that; it may weigh from then on.
 Besides, nothing is set aside for S3 only to be refused, and no wake-up that the planner asks for is in vain.
 `World` tells this of every event; `plants` has the bugs that it is to find.
 """
@@ -69,8 +70,8 @@ class Effort:
         grown, turned_away = potential + len(writes) - self._potential, refused - self._refused
         self._potential, self._refused = potential, refused
         if not _is_inside(event):
-            self._slack = SLACK_PER_DEMAND * _demanded(state)
             self._refusals_left = sum(want.staged is not None for want in live_demands(state))
+            self._slack = SLACK_PER_DEMAND * _demanded(state) + WEIGHT_DRAM * self._refusals_left
         else:
             self._slack -= max(0, grown)
             self._refusals_left -= turned_away
