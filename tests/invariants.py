@@ -6,10 +6,10 @@ from collections import Counter
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Index, children_of
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import TicketKind, Tier
+from flexkv_py.core.messages import MoveKind, TicketKind, Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Demand, TransferKind
+from flexkv_py.core.transfers import Demand
 from flexkv_py.keys import ROOT
 
 
@@ -70,18 +70,18 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
     fills: Counter[Copy] = Counter()
     drops: Counter[Copy] = Counter()
     for transfer in state.transfers.values():
-        if transfer.kind is TransferKind.LOAD or transfer.kind is TransferKind.DEMOTE:
+        if transfer.kind is TicketKind.LOAD or transfer.kind is MoveKind.DEMOTE:
             readers[transfer.copy] += 1
-        if transfer.kind is TransferKind.PROMOTE:
+        if transfer.kind is MoveKind.PROMOTE:
             assert transfer.other is not None
             readers[transfer.other] += 1
             fills[transfer.copy] += 1
-        if transfer.kind is TransferKind.DEMOTE:
+        if transfer.kind is MoveKind.DEMOTE:
             assert transfer.other is not None
             fills[transfer.other] += 1
-        if transfer.kind is TransferKind.SAVE:
+        if transfer.kind is TicketKind.SAVE:
             fills[transfer.copy] += 1
-        if transfer.kind is TransferKind.DROP:
+        if transfer.kind is MoveKind.DROP:
             drops[transfer.copy] += 1
     for level in state.levels.values():
         drops.update(copy for _, copy in level.undropped)
@@ -144,15 +144,15 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
     promoted: list[int] = []
     loading: Counter[Tier] = Counter()
     for transfer in state.transfers.values():
-        if transfer.kind is TransferKind.DEMOTE and transfer.other is not None:
+        if transfer.kind is MoveKind.DEMOTE and transfer.other is not None:
             writes[transfer.other.tier] += 1
-            written[transfer.other.tier] += transfer.block.index.record_bytes
-        if transfer.kind is TransferKind.PROMOTE:
-            promoted.append(transfer.block.index.record_bytes)
+            written[transfer.other.tier] += transfer.copy.block.index.record_bytes
+        if transfer.kind is MoveKind.PROMOTE:
+            promoted.append(transfer.copy.block.index.record_bytes)
             if transfer.ahead_bytes and transfer.other is not None:
-                loading[transfer.other.tier] += transfer.block.index.record_bytes
-        if transfer.kind is TransferKind.DROP:
-            dropping[transfer.copy.tier] += transfer.block.index.record_bytes
+                loading[transfer.other.tier] += transfer.copy.block.index.record_bytes
+        if transfer.kind is MoveKind.DROP:
+            dropping[transfer.copy.tier] += transfer.copy.block.index.record_bytes
     assert (state.promotions.count, state.promotions.bytes) == (len(promoted), sum(promoted)), "promotions miscounted"
     for tier, level in state.levels.items():
         assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import struct
 from enum import Enum
-from functools import lru_cache
 from typing import ClassVar
 
 from flexkv_py.core.frames import FRAME_NUMBER_BYTES
@@ -110,14 +109,9 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 """What a copy in a tier below DRAM is."""
 
 
-@lru_cache(maxsize=64)
-def _layout(packed_bytes: int) -> struct.Struct:
-    return struct.Struct(f"={packed_bytes // FRAME_NUMBER_BYTES}I")
-
-
 def unpack_frames(packed: bytes) -> tuple[int, ...]:
     """Frame numbers by chunk. They are kept packed: a quarter of the memory of a tuple of ints."""
-    return _layout(len(packed)).unpack(packed)
+    return struct.unpack(f"={len(packed) // FRAME_NUMBER_BYTES}I", packed)
 
 
 class CopyList:

@@ -9,6 +9,7 @@ from flexkv_py.core.loading import copy_chunks, load_heard, on_load_copied
 from flexkv_py.core.messages import (
     ChunkLanded,
     Fault,
+    MoveKind,
     Outcome,
     Priority,
     TicketKind,
@@ -23,7 +24,7 @@ from flexkv_py.core.room import back_to_order, make_room_after_fault
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
-from flexkv_py.core.transfers import Demand, Transfer, TransferKind
+from flexkv_py.core.transfers import Demand, Transfer
 
 LOST_FAULTS = (Fault.CORRUPT, Fault.MISSING)
 """Faults that mean the record is worthless: it is dropped, so nobody asks for it again."""
@@ -37,7 +38,7 @@ DROP_PAUSE_NS = 1_000_000_000
 def on_chunk_landed(state: State, event: ChunkLanded) -> None:
     """Copy the chunk on into every load that waits for this block."""
     transfer = state.transfers[event.transfer]
-    assert transfer.kind is TransferKind.PROMOTE
+    assert transfer.kind is MoveKind.PROMOTE
     assert transfer.other is not None
     copy, bit = transfer.copy, 1 << event.chunk
     assert isinstance(copy, DramCopy)
@@ -57,16 +58,16 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
     for result in event.results:
         transfer = state.transfers[result.transfer]
         kind = transfer.kind
-        if kind is not TransferKind.LOAD:  # of which another copy may run
+        if kind is not TicketKind.LOAD:  # of which another copy may run
             del state.transfers[transfer.id]
-        if kind is TransferKind.SAVE:
+        if kind is TicketKind.SAVE:
             copy, ready = on_saved(state, transfer, result)
             saved.append((transfer, copy, ready))
-        elif kind is TransferKind.LOAD:
+        elif kind is TicketKind.LOAD:
             loads.append((transfer, result))
-        elif kind is TransferKind.PROMOTE:
+        elif kind is MoveKind.PROMOTE:
             _promoted(state, transfer, result)
-        elif kind is TransferKind.DEMOTE:
+        elif kind is MoveKind.DEMOTE:
             _demoted(state, transfer, result)
         else:
             _dropped(state, transfer, result)
@@ -81,8 +82,8 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
 
 
 def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
-    state.promotions.end(transfer.block.index.record_bytes)
-    copy, source, block = transfer.copy, transfer.other, transfer.block
+    state.promotions.end(transfer.copy.block.index.record_bytes)
+    copy, source, block = transfer.copy, transfer.other, transfer.copy.block
     assert source is not None
     assert isinstance(copy, DramCopy)
     assert copy.state is CopyState.FILLING
@@ -138,7 +139,7 @@ def _note_fault(state: State, copy: Copy, what: str, result: TransferResult) -> 
 
 
 def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
-    source, target, block = transfer.copy, transfer.other, transfer.block
+    source, target, block = transfer.copy, transfer.other, transfer.copy.block
     assert target is not None
     level = state.levels[target.tier]
     level.writes.end(block.index.record_bytes)
@@ -179,7 +180,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     """The tier has let go of a record, or could not: then it is asked again, or the record would be back some day."""
-    copy, block = transfer.copy, transfer.block
+    copy, block = transfer.copy, transfer.copy.block
     assert copy.state is CopyState.DROPPED
     level = state.levels[copy.tier]
     level.dropping_bytes -= block.index.record_bytes

@@ -10,7 +10,7 @@ from flexkv_py.core.room import back_to_order, take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_prefix, settle_key
-from flexkv_py.core.transfers import Transfer, TransferKind, Wish
+from flexkv_py.core.transfers import Transfer, Wish
 
 
 def look(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -105,10 +105,7 @@ def _join_load(state: State, ticket: Ticket, position: int, dram: DramCopy, copi
     state.pin(dram)
     block = dram.block
     full = block.index.full_mask
-    transfer = Transfer(
-        state.next_transfer_id(), TransferKind.LOAD, block, dram, None, ticket, position, Tier.DRAM, full
-    )
-    state.new_transfer(transfer)
+    transfer = state.begin(Transfer(TicketKind.LOAD, dram, None, ticket, position, todo=full))
     if dram.state is CopyState.READY:
         transfer.running, transfer.handed = 1, full
         copies.append(BlockCopy(transfer.id, position, block.key, dram.frames))
@@ -137,52 +134,46 @@ def copy_chunks(state: State, transfer: Transfer, chunks: int) -> None:
     assert transfer.handed & chunks == 0
     transfer.handed |= chunks
     transfer.running += 1
-    block_copy = BlockCopy(transfer.id, transfer.position, transfer.block.key, transfer.copy.frames)
+    block_copy = BlockCopy(transfer.id, transfer.position, transfer.copy.block.key, transfer.copy.frames)
     hand_out(state, ticket, [block_copy], chunks)
 
 
 def load_heard(state: State, transfer: Transfer, *, ok: bool, why: str = "") -> None:
     """The fill a load waited on has ended."""
-    ticket = transfer.ticket
-    assert ticket is not None
+    assert transfer.ticket is not None
     if not ok:
         transfer.failed = True
-        ticket.detail = why
-        _settle_failed(state, transfer, ticket)
+        transfer.ticket.detail = why
     elif transfer.todo & ~transfer.handed:  # a save's chunks become readable all at once
         copy_chunks(state, transfer, transfer.todo & ~transfer.handed)
-    if transfer.running == 0:
-        _end_load(state, transfer)
+    _end_load(state, transfer)
 
 
 def on_load_copied(state: State, transfer: Transfer, result: TransferResult) -> None:
     """A copy into the worker has ended, for some chunks of one block."""
-    ticket = transfer.ticket
-    assert ticket is not None
+    assert transfer.ticket is not None
     transfer.running -= 1
     assert transfer.running >= 0
     assert result.chunks & ~transfer.handed == 0
     transfer.todo &= ~result.chunks
     if result.fault is not None:
         transfer.failed = True
-        ticket.detail = result.detail or ticket.detail
+        transfer.ticket.detail = result.detail or transfer.ticket.detail
         state.count("faults", f"worker_{result.fault.value}")
-    if transfer.failed:
-        _settle_failed(state, transfer, ticket)
-    if transfer.running == 0 and transfer.copy.state is not CopyState.FILLING:
-        _end_load(state, transfer)
-
-
-def _settle_failed(state: State, transfer: Transfer, ticket: Ticket) -> None:
-    """A failed block is told when no copy of it runs: who hears of the end may use its pages again."""
-    if transfer.running == 0:
-        settle_key(state, ticket, transfer.position, Outcome.FAILED)
+    _end_load(state, transfer)
 
 
 def _end_load(state: State, transfer: Transfer) -> None:
-    del state.transfers[transfer.id]
+    """End a load that reads no more. One that failed is told at once: who hears of it may use its pages again."""
     ticket = transfer.ticket
     assert ticket is not None
+    if transfer.running:
+        return
+    if transfer.failed:
+        settle_key(state, ticket, transfer.position, Outcome.FAILED)
+    if transfer.copy.state is CopyState.FILLING:
+        return
+    del state.transfers[transfer.id]
     unpin(state, transfer.copy)
     if not transfer.failed and not ticket.over:
         assert transfer.todo == 0, "a load ended with chunks neither copied nor failed"

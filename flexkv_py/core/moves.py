@@ -11,14 +11,7 @@ from flexkv_py.core.links import settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.placement import judge
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Transfer, TransferKind
-
-
-def fill_dram(block: Block, frames: bytes) -> DramCopy:
-    """A FILLING DRAM copy in these frames."""
-    assert block.dram is None
-    copy = block.dram = DramCopy(block, frames)
-    return copy
+from flexkv_py.core.transfers import Transfer
 
 
 def free_frames(state: State, copy: Copy) -> None:
@@ -109,15 +102,23 @@ def _uncover(state: State, block: Block) -> None:
             state.levels[copy.tier].policy.cool(copy)
 
 
+def _order(
+    state: State, transfer: Transfer, record: Copy, frames: tuple[int, ...], priority: Priority, deadline_ns: int = 0
+) -> None:
+    """Enter a move of this record into the ledger, and have its tier begin it."""
+    kind, block, spec = state.begin(transfer).kind, record.block, record.block.index.spec
+    assert isinstance(kind, MoveKind)
+    assert spec is not None or not frames
+    cut = spec.chunk_bytes if spec is not None and frames else ()
+    tier, place = record.tier, record.location
+    state.out.append(StartMove(transfer.id, kind, tier, block.name, place, frames, cut, priority, deadline_ns))
+
+
 def drop_record(state: State, copy: Copy) -> None:
     """Hand the record of a DROPPED copy to its tier for dropping."""
     assert copy.state is CopyState.DROPPED
-    level, block = state.levels[copy.tier], copy.block
-    level.dropping_bytes += block.index.record_bytes
-    transfer = state.new_transfer(Transfer(state.next_transfer_id(), TransferKind.DROP, block, copy))
-    state.out.append(
-        StartMove(transfer.id, MoveKind.DROP, copy.tier, block.name, copy.location, (), (), Priority.WRITE_BEHIND, 0)
-    )
+    state.levels[copy.tier].dropping_bytes += copy.block.index.record_bytes
+    _order(state, Transfer(MoveKind.DROP, copy), copy, (), Priority.WRITE_BEHIND)
 
 
 def promotion_may_start(state: State, block: Block, priority: Priority) -> bool:
@@ -129,7 +130,8 @@ def start_promotion(
     state: State, block: Block, source: Copy, frames: bytes, priority: Priority, deadline_ns: int = 0
 ) -> DramCopy:
     """Read a whole block from below into these frames."""
-    copy = fill_dram(block, frames)
+    assert block.dram is None
+    copy = block.dram = DramCopy(block, frames)
     start_reading(state, copy, source, priority, deadline_ns)
     return copy
 
@@ -139,39 +141,31 @@ def start_reading(state: State, copy: DramCopy, source: Copy, priority: Priority
     assert copy.state is CopyState.FILLING
     assert copy.present == 0
     assert source.state is CopyState.READY
-    block, spec = copy.block, copy.block.index.spec
-    assert spec is not None
+    record_bytes = copy.block.index.record_bytes
     state.pin(source)
-    transfer = state.new_transfer(Transfer(state.next_transfer_id(), TransferKind.PROMOTE, block, copy, source))
-    transfer.started_ns, transfer.deadline_ns = state.now_ns, deadline_ns
+    transfer = Transfer(MoveKind.PROMOTE, copy, source, started_ns=state.now_ns, deadline_ns=deadline_ns)
     if priority is Priority.LOAD:
         level = state.levels[source.tier]
-        level.loading_bytes += block.index.record_bytes
+        level.loading_bytes += record_bytes
         transfer.ahead_bytes = level.loading_bytes
-    state.promotions.begin(block.index.record_bytes)
-    kind, tier, place = MoveKind.PROMOTE, source.tier, source.location
-    frames, cut = copy.frames, spec.chunk_bytes
-    state.out.append(StartMove(transfer.id, kind, tier, block.name, place, frames, cut, priority, deadline_ns))
+    state.promotions.begin(record_bytes)
+    _order(state, transfer, source, copy.frames, priority, deadline_ns)
 
 
 def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -> Copy:
     """Write a whole block from its READY DRAM copy into a lower tier."""
-    source, level, spec = block.dram, state.levels[tier], block.index.spec
+    source, level, record_bytes = block.dram, state.levels[tier], block.index.record_bytes
     assert source is not None
     assert source.state is CopyState.READY
     assert block.copy_in(tier) is None
-    assert spec is not None
     state.pin(source)
     target = RECORD_TYPES[tier](block, 0)
     block.set_copy(tier, target)
-    level.used_bytes += block.index.record_bytes
+    level.used_bytes += record_bytes
     level.wrote_ns = level.wrote_ns if level.writes.count else state.now_ns
-    level.writes.begin(block.index.record_bytes)
+    level.writes.begin(record_bytes)
     if not level.budget.admits(state.now_ns):
-        state.count("over_budget", tier.name.lower())
-    level.budget.draw(block.index.record_bytes, state.now_ns)
-    transfer = Transfer(state.next_transfer_id(), TransferKind.DEMOTE, block, source, target, uses=block.uses)
-    state.new_transfer(transfer)
-    frames, cut = source.frames, spec.chunk_bytes
-    state.out.append(StartMove(transfer.id, MoveKind.DEMOTE, tier, block.name, 0, frames, cut, priority, 0))
+        state.count("over_budget", level.word)
+    level.budget.draw(record_bytes, state.now_ns)
+    _order(state, Transfer(MoveKind.DEMOTE, source, target, uses=block.uses), target, source.frames, priority)
     return target

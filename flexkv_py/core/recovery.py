@@ -7,6 +7,7 @@ from flexkv_py.core.links import relink, relink_slice
 from flexkv_py.core.messages import (
     BlockName,
     BlocksFound,
+    MoveKind,
     NamespaceReset,
     NamespaceSpec,
     RecordsLost,
@@ -17,7 +18,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.moves import drop_record, evict, lose_record
 from flexkv_py.core.state import Level, State
-from flexkv_py.core.transfers import Reset, TransferKind
+from flexkv_py.core.transfers import Reset
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, NamespaceDigest
 
@@ -43,7 +44,7 @@ def _set_record_bytes(state: State, index: Index, record_bytes: int) -> None:
             if copy.tier is not Tier.DRAM:
                 state.levels[copy.tier].used_bytes += more
         for transfer in state.transfers.values():
-            if transfer.kind is TransferKind.DROP and transfer.block.index is index:
+            if transfer.kind is MoveKind.DROP and transfer.copy.block.index is index:
                 state.levels[transfer.copy.tier].dropping_bytes += more
     index.record_bytes = record_bytes
 
@@ -183,7 +184,9 @@ def pump_resets(state: State) -> None:
         for _ in range(RESET_BLOCKS_PER_EVENT_MAX):
             if not reset.left:
                 break
-            _forget(state, reset.left.pop())
+            for copy in reset.left.pop().copies():
+                if copy.state is CopyState.READY and copy.readers == 0:
+                    evict(state, copy, "the namespace was reset")
         state.more = state.more or bool(reset.left)
         if not reset.left and not recovering and _all_gone(state, reset):
             state.resets.remove(reset)
@@ -198,12 +201,6 @@ def _all_gone(state: State, reset: Reset) -> bool:
     if any(copy.block.index in reset.indexes for copy in state.dropped):
         return False
     return next(other for other in state.resets if other.namespace == reset.namespace) is reset
-
-
-def _forget(state: State, block: Block) -> None:
-    for copy in block.copies():
-        if copy.state is CopyState.READY and copy.readers == 0:
-            evict(state, copy, "the namespace was reset")
 
 
 def on_tier_changed(state: State, event: TierChanged) -> None:

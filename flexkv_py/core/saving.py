@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Rule
 from flexkv_py.core.links import settle
-from flexkv_py.core.messages import BlockCopy, Outcome, SaveHints, Tier, TransferResult
-from flexkv_py.core.moves import fail_fill, fill_dram
+from flexkv_py.core.messages import BlockCopy, Outcome, SaveHints, TicketKind, Tier, TransferResult
+from flexkv_py.core.moves import fail_fill
 from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key, wait_for_room
-from flexkv_py.core.transfers import Demand, Transfer, TransferKind, Wish
+from flexkv_py.core.transfers import Demand, Transfer, Wish
 
 
 def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -33,10 +33,9 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
     if block is None:
         block = index.add(key, parent)
         block.uses = block.uses or state.history.recall(key, index.shard)
-    copy = fill_dram(block, frames)
+    copy = block.dram = DramCopy(block, frames)
     block.rule = _rule(ticket.hints)
-    transfer = Transfer(state.next_transfer_id(), TransferKind.SAVE, block, copy, None, ticket, position)
-    state.new_transfer(transfer)
+    transfer = state.begin(Transfer(TicketKind.SAVE, copy, None, ticket, position))
     copies.append(BlockCopy(transfer.id, position, key, copy.frames))
     return True
 
@@ -89,7 +88,7 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[
     A save whose ticket is over is dropped: its worker may have reused the pages before they were read.
     Returns the copy and whether it is READY.
     """
-    ticket, copy, block = transfer.ticket, transfer.copy, transfer.block
+    ticket, copy, block = transfer.ticket, transfer.copy, transfer.copy.block
     assert ticket is not None
     assert isinstance(copy, DramCopy)
     assert copy.state is CopyState.FILLING
@@ -112,6 +111,6 @@ def acknowledge_saved(state: State, transfer: Transfer, *, ok: bool) -> None:
     ticket = transfer.ticket
     assert ticket is not None
     if ok:
-        _acknowledge(state, ticket, transfer.position, transfer.block, Outcome.STORED)
+        _acknowledge(state, ticket, transfer.position, transfer.copy.block, Outcome.STORED)
     else:
         settle_key(state, ticket, transfer.position, Outcome.REFUSED)

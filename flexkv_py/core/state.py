@@ -220,10 +220,9 @@ class State:
                     if copy is not None and copy.queue is not self.levels[copy.tier].reclaimable:
                         self.touch(copy)
 
-    def new_transfer(self, transfer: Transfer) -> Transfer:
+    def begin(self, transfer: Transfer) -> Transfer:
+        """Enter a transfer into the ledger."""
+        self.transfers_made += 1
+        transfer.id = self.transfers_made
         self.transfers[transfer.id] = transfer
         return transfer
-
-    def next_transfer_id(self) -> int:
-        self.transfers_made += 1
-        return self.transfers_made

@@ -7,10 +7,9 @@ source, a FILLING target. It always runs to its end; nobody wanting it any more 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from flexkv_py.core.blocks import Block, Copy, Index
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.messages import MoveKind, TicketKind, Tier
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.keys import NamespaceDigest
 
@@ -45,23 +44,14 @@ class InFlight:
         assert self.bytes >= 0
 
 
-class TransferKind(Enum):
-    """Load and save touch a worker; the others move between tiers."""
-
-    LOAD = 1
-    SAVE = 2
-    PROMOTE = 3
-    DEMOTE = 4
-    DROP = 5
-
-
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One row of the ledger. `copy` is what is read (load, demote, drop) or filled (save, promote)."""
+    """One row of the ledger. `copy` is what is read (load, demote, drop) or filled (save, promote).
 
-    id: int
-    kind: TransferKind
-    block: Block
+    Loads and saves touch a worker; the others move a block between tiers. `id` is given when it is entered.
+    """
+
+    kind: TicketKind | MoveKind
     copy: Copy
     other: Copy | None = None
     """PROMOTE: the source below; DEMOTE: the target below."""
@@ -83,6 +73,7 @@ class Transfer:
     """PROMOTE for a load: bytes of loads on their way from the same tier at the start, its own included."""
     uses: int = 0
     """DEMOTE: the block's uses at the start; unchanged means it is still cold."""
+    id: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -38,7 +38,7 @@ from flexkv_py.core.placement import is_below
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Demand, Transfer, TransferKind, Wish
+from flexkv_py.core.transfers import Demand, Transfer, Wish
 from tests.invariants import live_demands
 from tests.sim.violation import Violation
 
@@ -131,9 +131,9 @@ def potential_of(state: State) -> int:
 
 def _pays(row: Transfer) -> bool:
     """Whether a copy will stand ready to go once its write has ended; not if the record is known to be lost by then."""
-    if row.kind is not TransferKind.DEMOTE or row.other is None or row.other.location < 0:
+    if row.kind is not MoveKind.DEMOTE or row.other is None or row.other.location < 0:
         return False
-    return row.copy.readers == 1 and row.block.uses == row.uses
+    return row.copy.readers == 1 and row.copy.block.uses == row.uses
 
 
 def _asked(state: State) -> int:
@@ -148,7 +148,7 @@ def _asked(state: State) -> int:
     ]
     total = WEIGHT_KEY * sum(not ticket.over and ticket.outcomes[position] is None for ticket, position in waiting)
     for row in state.transfers.values():
-        if row.kind is TransferKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
+        if row.kind is TicketKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
             total += WEIGHT_DEMAND
     return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
 

@@ -15,7 +15,7 @@ from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Outcome, TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
-from flexkv_py.core.transfers import Demand, InFlight, TransferKind
+from flexkv_py.core.transfers import Demand, InFlight
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
@@ -101,7 +101,7 @@ def _timeout_frees_frames(right: Any) -> Any:
     def expire_ticket(state: State, ticket: Any) -> None:
         right(state, ticket)
         for transfer in state.transfers.values():
-            if transfer.ticket is ticket and transfer.kind is TransferKind.SAVE:
+            if transfer.ticket is ticket and transfer.kind is TicketKind.SAVE:
                 moves.free_frames(state, transfer.copy)
 
     return expire_ticket
