@@ -53,7 +53,7 @@ def on_chunk_landed(state: State, event: ChunkLanded) -> None:
 
 def on_transfers_finished(state: State, event: TransfersFinished) -> None:
     """Close each ledger row. Saves become visible head first, but stand in the order tail first."""
-    saved: list[tuple[Transfer, Copy, bool]] = []
+    saved: list[Transfer] = []
     loads: list[tuple[Transfer, TransferResult]] = []
     for result in event.results:
         transfer = state.transfers[result.transfer]
@@ -61,8 +61,8 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
         if kind is not TicketKind.LOAD:  # of which another copy may run
             del state.transfers[transfer.id]
         if kind is TicketKind.SAVE:
-            copy, ready = on_saved(state, transfer, result)
-            saved.append((transfer, copy, ready))
+            on_saved(state, transfer, result)
+            saved.append(transfer)
         elif kind is TicketKind.LOAD:
             loads.append((transfer, result))
         elif kind is MoveKind.PROMOTE:
@@ -73,12 +73,13 @@ def on_transfers_finished(state: State, event: TransfersFinished) -> None:
             _dropped(state, transfer, result)
     for transfer, result in reversed(loads):
         on_load_copied(state, transfer, result)
-    for _, copy, ready in reversed(saved):
-        if ready and copy.readers == 0:
-            state.dram.put(copy)
-    for transfer, copy, ready in saved:
-        acknowledge_saved(state, transfer, ok=ready)
-        _tell_waiters(state, copy, ok=ready, why="the save that was filling it failed")
+    for transfer in reversed(saved):
+        if transfer.copy.state is CopyState.READY and transfer.copy.readers == 0:
+            state.dram.policy.add(transfer.copy)
+    for transfer in saved:
+        acknowledge_saved(state, transfer)
+        ok = transfer.copy.state is CopyState.READY
+        _tell_waiters(state, transfer.copy, ok=ok, why="the save that was filling it failed")
 
 
 def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
@@ -100,7 +101,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         settle(state, block)
         wanted = copy.readers > 0 or copy in state.waiters
         if copy.readers == 0:
-            state.dram.put(copy, cold=not wanted or not block.linked)
+            (state.dram.policy.add if wanted and block.linked else state.dram.policy.cool)(copy)
         _tell_waiters(state, copy, ok=True)
         if block.index.closed and block.dram is copy and copy.readers == 0:  # else the last waiting load has let it go
             evict(state, copy, "the namespace was reset")
@@ -152,7 +153,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         assert target.state is CopyState.FILLING
         target.place = result.location
         target.state = CopyState.READY
-        level.put(target)
+        level.policy.add(target)
         state.demotion_faults.pop(block, None)
         state.pushed_out.pop(block, None)
         if block.index.closed:

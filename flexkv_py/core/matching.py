@@ -21,10 +21,11 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import ROOT, BlockKey
 
 
-def on_match(state: State, event: MatchAsked, session: Session) -> None:
+def on_match(state: State, event: MatchAsked) -> None:
     """Answer at once; with `hold_ns`, lease every block of the answer in every shard."""
+    session = state.sessions[event.session]
     shards = event.shards or (session.shard,)
-    indexes = [state.indexes.get((session.namespace, shard)) for shard in shards]
+    indexes = [state.indexes.get((session.spec.digest, shard)) for shard in shards]
     walk = bool(state.relink) or event.hold_ns > 0 or not all(level.up for level in state.levels.values())
     length = len(event.keys)
     for index in indexes:

@@ -49,7 +49,8 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
         if copy.block.index.closed:
             evict(state, copy, "the namespace was reset")
         else:
-            state.levels[copy.tier].put(copy, cold=cold or not copy.block.linked)
+            policy = state.levels[copy.tier].policy
+            (policy.cool if cold or not copy.block.linked else policy.add)(copy)
 
 
 def evict(state: State, copy: Copy, why: str) -> None:

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 from flexkv_py.core import loading, saving
 from flexkv_py.core.messages import BlockCopy, LoadAsked, PrefetchAsked, SaveAsked, TicketKind, Tier
+from flexkv_py.core.recovery import index_of
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, refuse, wait_for_room
 from flexkv_py.errors import ErrorCode
 
 
-def on_load(state: State, event: LoadAsked | PrefetchAsked, session: Session) -> None:
+def on_load(state: State, event: LoadAsked | PrefetchAsked) -> None:
     """Open a ticket; its keys are looked at up to the first miss."""
-    index = state.index(session.namespace, session.shard)
+    session = state.sessions[event.session]
     kind = TicketKind.LOAD if type(event) is LoadAsked else TicketKind.PREFETCH
-    _arrive(state, session, Ticket(event.ticket, event.session, kind, event.keys, index, event.deadline_ns))
+    _arrive(
+        state,
+        session,
+        Ticket(event.ticket, event.session, kind, event.keys, index_of(state, session), event.deadline_ns),
+    )
 
 
-def on_save(state: State, event: SaveAsked, session: Session) -> None:
+def on_save(state: State, event: SaveAsked) -> None:
     """Open a ticket; where room ends, its keys wait in order until the deadline."""
     if event.ack is not Tier.DRAM and event.ack not in state.levels:
         why = f"ack={event.ack.name.lower()}: this daemon has no such tier; configure it or ask for one it has"
         refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
         return
-    index = state.index(session.namespace, session.shard)
+    session = state.sessions[event.session]
+    index = index_of(state, session)
     ticket = Ticket(event.ticket, event.session, TicketKind.SAVE, event.keys, index, event.deadline_ns)
     ticket.parent, ticket.ack, ticket.hints = event.parent, event.ack, event.hints
     _arrive(state, session, ticket)

@@ -37,10 +37,10 @@ class Planner:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             messages.SessionOpened: self._on_session_opened,
             messages.SessionClosed: self._on_session_closed,
-            messages.MatchAsked: partial(self._in_session, on_match),
-            messages.LoadAsked: partial(self._in_session, on_load),
-            messages.PrefetchAsked: partial(self._in_session, on_load),
-            messages.SaveAsked: partial(self._in_session, on_save),
+            messages.MatchAsked: partial(on_match, self.state),
+            messages.LoadAsked: partial(on_load, self.state),
+            messages.PrefetchAsked: partial(on_load, self.state),
+            messages.SaveAsked: partial(on_save, self.state),
             messages.FlushAsked: self._on_flush,
             messages.TicketCancelled: self._on_cancelled,
             messages.LeaseReleased: self._on_released,
@@ -69,12 +69,7 @@ class Planner:
     def next_deadline_ns(self) -> int | None:
         """When `messages.TimePassed` is due, unless another event comes first: at once if slices of work are left."""
         state = self.state
-        slices_left = (
-            state.more
-            or bool(state.relink or state.touches or state.arrivals)
-            or any(level.drops_due(state.now_ns) for level in state.below)
-        )
-        if slices_left:
+        if state.more or state.relink or state.touches or state.arrivals:
             return state.now_ns
         due_ns = [state.timers[0][0]] if state.timers else []
         if any(state.lines.values()):
@@ -132,8 +127,8 @@ class Planner:
             refuse(state, event.session, 0, 0, ErrorCode.LIMIT_EXCEEDED, why)
             return
         assert event.session not in state.sessions
-        state.sessions[event.session] = Session(event.session, event.namespace.digest, event.shard, event.namespace)
-        recovery.introduce(state, state.index(event.namespace.digest, event.shard), event.namespace)
+        session = state.sessions[event.session] = Session(event.session, event.namespace, event.shard)
+        recovery.index_of(state, session)
 
     def _on_session_closed(self, event: messages.SessionClosed) -> None:
         state = self.state
@@ -146,11 +141,6 @@ class Planner:
             recovery.forget_idle_indexes(state)
         state.out.append(messages.EndSession(event.session))
 
-    def _in_session(self, flow: Callable[[State, Any, Session], None], event: Any) -> None:
-        session = self.state.sessions[event.session]
-        recovery.introduce(self.state, self.state.index(session.namespace, session.shard), session.spec)
-        flow(self.state, event, session)
-
     def _on_flush(self, event: messages.FlushAsked) -> None:
         state = self.state
         if event.to_tier not in state.demands:
@@ -159,7 +149,8 @@ class Planner:
             return
         ticket = Ticket(event.ticket, event.session, TicketKind.FLUSH, [], None, event.deadline_ns, ack=event.to_tier)
         if open_ticket(state, ticket):
-            ticket.left = recovery.namespace_blocks(state, event.namespace)
+            whole = [index for (digest, _), index in state.indexes.items() if event.namespace in (None, digest)]
+            ticket.left = [block for index in whole for block in index.blocks.values()]
             state.flushes[ticket.id] = ticket
 
     def _on_cancelled(self, event: messages.TicketCancelled) -> None:

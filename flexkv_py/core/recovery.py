@@ -17,15 +17,23 @@ from flexkv_py.core.messages import (
     TierChanged,
 )
 from flexkv_py.core.moves import drop_record, evict, lose_record
+from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset
 from flexkv_py.geometry import ALIGN_BYTES
-from flexkv_py.keys import ROOT, NamespaceDigest
+from flexkv_py.keys import ROOT
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
 DROPS_AGAIN_PER_EVENT_MAX = 16
 RELINKS_PER_FOUND_MAX = 8
 """Links renewed per block found: more than one, so that a recovery in any order leaves few to be renewed after it."""
+
+
+def index_of(state: State, session: Session) -> Index:
+    """The index a session's messages are about. It may have been forgotten since the last one."""
+    index = state.index(session.spec.digest, session.shard)
+    introduce(state, index, session.spec)
+    return index
 
 
 def introduce(state: State, index: Index, spec: NamespaceSpec) -> None:
@@ -126,9 +134,12 @@ def on_recovery_finished(state: State, event: RecoveryFinished) -> None:
 def drop_again(state: State) -> None:
     """Ask once more for drops that failed, a bounded number per event, while the tier is up."""
     for level in state.below:
-        for _ in range(min(len(level.undropped), DROPS_AGAIN_PER_EVENT_MAX)):
-            if level.drops_due(state.now_ns):
-                drop_record(state, level.undropped.popleft()[1])
+        for _ in range(DROPS_AGAIN_PER_EVENT_MAX if level.up else 0):
+            if not level.undropped or level.undropped[0][0] > state.now_ns:
+                break
+            drop_record(state, level.undropped.popleft()[1])
+        else:
+            state.more = state.more or (level.up and bool(level.undropped))
 
 
 def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
@@ -163,7 +174,7 @@ def _adopt(state: State, copy: Copy, level: Level) -> None:
 
 def forget_idle_indexes(state: State) -> None:
     """Indexes without blocks and sessions go, or every epoch and tenant that ever came would leave one."""
-    wanted = {(session.namespace, session.shard) for session in state.sessions.values()}
+    wanted = {(session.spec.digest, session.shard) for session in state.sessions.values()}
     state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or at in wanted}
 
 
@@ -212,13 +223,3 @@ def on_tier_changed(state: State, event: TierChanged) -> None:
     level.up = event.up
     level.faults_in_row = level.pause_until_ns = 0
     state.count("tier_changes", f"{event.tier.name.lower()}_{'up' if event.up else 'down'}")
-
-
-def namespace_blocks(state: State, namespace: NamespaceDigest | None) -> list[Block]:
-    """A snapshot of all blocks of a namespace (None: of all)."""
-    return [
-        block
-        for (digest, _), index in state.indexes.items()
-        if namespace is None or digest == namespace
-        for block in index.blocks.values()
-    ]

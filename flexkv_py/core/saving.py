@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Rule
+from flexkv_py.core.blocks import Block, CopyState, DramCopy, Rule
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import BlockCopy, Outcome, SaveHints, TicketKind, Tier, TransferResult
 from flexkv_py.core.moves import fail_fill
@@ -82,11 +82,10 @@ def present_heard(state: State, wish: Wish, block: Block, *, ok: bool) -> None:
         wait_for_room(state, ticket, wish.position)
 
 
-def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[Copy, bool]:
+def on_saved(state: State, transfer: Transfer, result: TransferResult) -> None:
     """The copy out of the worker has ended: visible if whole and still wanted, else its frames are freed.
 
     A save whose ticket is over is dropped: its worker may have reused the pages before they were read.
-    Returns the copy and whether it is READY.
     """
     ticket, copy, block = transfer.ticket, transfer.copy, transfer.copy.block
     assert ticket is not None
@@ -101,16 +100,15 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[
         block.uses += 1
         state.tell(block.key, "save", Tier.DRAM)
         settle(state, block)
-        return copy, True
-    fail_fill(state, copy)
-    return copy, False
+    else:
+        fail_fill(state, copy)
 
 
-def acknowledge_saved(state: State, transfer: Transfer, *, ok: bool) -> None:
+def acknowledge_saved(state: State, transfer: Transfer) -> None:
     """Tell the saver, after the block has become visible (or has not)."""
     ticket = transfer.ticket
     assert ticket is not None
-    if ok:
+    if transfer.copy.state is CopyState.READY:
         _acknowledge(state, ticket, transfer.position, transfer.copy.block, Outcome.STORED)
     else:
         settle_key(state, ticket, transfer.position, Outcome.REFUSED)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flexkv_py.core.blocks import Block, Index
 from flexkv_py.core.messages import NamespaceSpec, Outcome, SaveHints, TicketKind, Tier
-from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.keys import ROOT, BlockKey
 
 
 @dataclass(slots=True, eq=False)
@@ -62,9 +62,8 @@ class Session:
     """
 
     id: int
-    namespace: NamespaceDigest
-    shard: int
     spec: NamespaceSpec
+    shard: int
     tickets: dict[int, Ticket] = field(default_factory=dict)
     arrived: deque[Ticket] = field(default_factory=deque)
     leases: dict[int, Lease] = field(default_factory=dict)

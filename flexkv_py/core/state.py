@@ -98,16 +98,6 @@ class Level:
         """The last write found no room, and the next is not tried yet."""
         return self.full and self.pause_until_ns > now_ns
 
-    def drops_due(self, now_ns: int) -> bool:
-        """Whether a drop that failed is to be asked for again now."""
-        return self.up and bool(self.undropped) and self.undropped[0][0] <= now_ns
-
-    def put(self, copy: Copy, *, cold: bool = False) -> None:
-        if cold:
-            self.policy.cool(copy)
-        else:
-            self.policy.add(copy)
-
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
         self.full = False

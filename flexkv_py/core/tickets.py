@@ -21,13 +21,11 @@ def open_ticket(state: State, ticket: Ticket) -> bool:
             refuse(state, ticket.session, 0, ticket.id, ErrorCode.LIMIT_EXCEEDED, why)
             return False
         session.tickets[ticket.id] = ticket
+    assert ticket.keys or ticket.kind is TicketKind.FLUSH, "checked at the edge"
     assert ticket.id not in state.tickets
     state.tickets[ticket.id] = ticket
     if ticket.deadline_ns:
         state.wake_at(ticket.deadline_ns, "ticket", ticket.id)
-    if not ticket.keys and ticket.kind is not TicketKind.FLUSH:
-        finish_ticket(state, ticket, Outcome.MISS)
-        return False
     return True
 
 
