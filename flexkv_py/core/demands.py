@@ -11,9 +11,9 @@ from itertools import islice
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
 from flexkv_py.core.messages import Outcome, Priority, TicketKind, Tier
-from flexkv_py.core.moves import promotion_may_start, start_demotion, start_promotion
+from flexkv_py.core.moves import promotion_may_start, start_demotion, start_promotion, unpin
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
-from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
+from flexkv_py.core.room import Room, make_room, take_frames
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
 from flexkv_py.core.transfers import Demand
@@ -111,16 +111,14 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
 
 def demand_heard(state: State, want: Demand, copy: Copy, *, ok: bool, why: str = "") -> None:
     """The copy a demand waited on has ended: reached, one stage further, or failed."""
-    again = copy.tier is want.tier and not ok and want.ticket is not None and not want.ticket.over
-    if again and want.tries < DEMAND_TRIES_MAX:
+    reached, asked = copy.tier is want.tier, want.ticket is not None and not want.ticket.over
+    if ok and not reached:
+        state.demands[want.tier].appendleft(want)  # staged into DRAM: next, before it can be evicted again
+    elif reached and not ok and asked and want.tries < DEMAND_TRIES_MAX:
         want.tries += 1
         state.demands[want.tier].append(want)  # a passing fault; the tier pauses first
-    elif copy.tier is want.tier:
-        finish_demand(state, want, ok=ok, why=why)
-    elif ok:
-        state.demands[want.tier].appendleft(want)  # staged into DRAM: next, before it can be evicted again
     else:
-        finish_demand(state, want, ok=False, why=why)
+        finish_demand(state, want, ok=ok, why=why)
 
 
 def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> None:
@@ -129,7 +127,7 @@ def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> Non
     block.holds -= 1
     assert block.holds >= 0
     if want.staged is not None:
-        back_to_order(state, want.staged, still_cold=ok)
+        unpin(state, want.staged, cold=ok)
     ticket = want.ticket
     if ticket is None:
         if not ok:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from flexkv_py.core import messages
 from flexkv_py.core.blocks import Copy, CopyState, DramCopy
 from flexkv_py.core.demands import demand_heard
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import copy_chunks, load_heard, on_load_copied
-from flexkv_py.core.messages import (
-    ChunkLanded,
-    Fault,
-    MoveKind,
-    Outcome,
-    Priority,
-    TicketKind,
-    Tier,
-    TransferResult,
-    TransfersFinished,
-)
-from flexkv_py.core.moves import detach, drop_record, evict, fail_fill, lose_record, start_reading, unpin
+from flexkv_py.core.messages import Fault, MoveKind, Outcome, Priority, TicketKind, Tier, TransferResult
+from flexkv_py.core.moves import detach, drop_record, fail_fill, lose_record, start_reading, unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.recovery import lost_early
-from flexkv_py.core.room import back_to_order, make_room_after_fault
+from flexkv_py.core.room import make_room_after_fault
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
@@ -35,7 +26,7 @@ IN_DOUBT_FAULTS = (Fault.IO, Fault.LATE, Fault.INTERNAL)
 DROP_PAUSE_NS = 1_000_000_000
 
 
-def on_chunk_landed(state: State, event: ChunkLanded) -> None:
+def on_chunk_landed(state: State, event: messages.ChunkLanded) -> None:
     """Copy the chunk on into every load that waits for this block."""
     transfer = state.transfers[event.transfer]
     assert transfer.kind is MoveKind.PROMOTE
@@ -51,7 +42,7 @@ def on_chunk_landed(state: State, event: ChunkLanded) -> None:
             copy_chunks(state, waiter, bit)
 
 
-def on_transfers_finished(state: State, event: TransfersFinished) -> None:
+def on_transfers_finished(state: State, event: messages.TransfersFinished) -> None:
     """Close each ledger row. Saves become visible head first, but stand in the order tail first."""
     saved: list[Transfer] = []
     loads: list[tuple[Transfer, TransferResult]] = []
@@ -100,11 +91,9 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         state.count("promotions", source.tier.name.lower())
         settle(state, block)
         wanted = copy.readers > 0 or copy in state.waiters
-        if copy.readers == 0:
-            (state.dram.policy.add if wanted and block.linked else state.dram.policy.cool)(copy)
+        copy.readers += 1  # until all have heard of it
         _tell_waiters(state, copy, ok=True)
-        if block.index.closed and block.dram is copy and copy.readers == 0:  # else the last waiting load has let it go
-            evict(state, copy, "the namespace was reset")
+        unpin(state, copy, cold=not wanted)
         return
     _source_failed(state, source, result)
     until_ns = _wanted_until_ns(state, copy)
@@ -152,12 +141,10 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     if result.fault is None:
         assert target.state is CopyState.FILLING
         target.place = result.location
-        target.state = CopyState.READY
-        level.policy.add(target)
+        target.state, target.readers = CopyState.READY, 1
         state.demotion_faults.pop(block, None)
         state.pushed_out.pop(block, None)
-        if block.index.closed:
-            evict(state, target, "the namespace was reset")
+        unpin(state, target)
     else:
         if target.tier is Tier.S3 and result.fault in IN_DOUBT_FAULTS:
             target.state = CopyState.DROPPED
@@ -174,7 +161,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         _note_fault(state, target, "demotion: ", result)
         state.wake_at(level.pause_until_ns)
-    back_to_order(state, source, still_cold=block.uses == transfer.uses)
+    unpin(state, source, cold=block.uses == transfer.uses)
     why = "" if result.fault is None else result.detail or result.fault.value
     _tell_waiters(state, target, ok=result.fault is None, why=why)
 

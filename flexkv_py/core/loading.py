@@ -6,7 +6,7 @@ from flexkv_py.core.blocks import CopyState, DramCopy
 from flexkv_py.core.messages import BlockCopy, Outcome, Priority, StartCopies, TicketKind, Tier, TransferResult
 from flexkv_py.core.moves import promotion_may_start, start_promotion, unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import back_to_order, take_frames
+from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_prefix, settle_key
@@ -76,10 +76,7 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
         stood_ready = source.queue is state.levels[source.tier].reclaimable
         state.pin(source)  # making room must not evict what we are about to read
         frames = take_frames(state, index)
-        if frames is None and stood_ready:
-            back_to_order(state, source, still_cold=True)  # a load that waits uses nothing
-        else:
-            unpin(state, source)
+        unpin(state, source, cold=frames is None and stood_ready)  # a load that waits uses nothing
         if frames is None:
             return False
         dram = start_promotion(state, block, source, frames, priority, ticket.deadline_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, DramCopy
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
-from flexkv_py.core.placement import judge
+from flexkv_py.core.placement import is_below, judge
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer
 
@@ -34,7 +34,10 @@ def fail_fill(state: State, copy: Copy) -> None:
 
 
 def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
-    """A reader less; the last one puts the copy back into its order, or lets it go."""
+    """A reader less; the last one puts the copy back into its order, or lets it go.
+
+    One that is still cold, and covered below, stands ready to go.
+    """
     assert copy.readers > 0
     copy.readers -= 1
     if copy.readers:
@@ -48,6 +51,8 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
     elif copy.state is CopyState.READY:
         if copy.block.index.closed:
             evict(state, copy, "the namespace was reset")
+        elif cold and is_below(copy.block, copy.tier):
+            state.levels[copy.tier].reclaimable.push_newest(copy)
         else:
             policy = state.levels[copy.tier].policy
             (policy.cool if cold or not copy.block.linked else policy.add)(copy)

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
+from flexkv_py.core import messages
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, Index
 from flexkv_py.core.links import relink, relink_slice
-from flexkv_py.core.messages import (
-    BlockName,
-    BlocksFound,
-    MoveKind,
-    NamespaceReset,
-    NamespaceSpec,
-    RecordsLost,
-    RecoveryFinished,
-    RequestDone,
-    Tier,
-    TierChanged,
-)
+from flexkv_py.core.messages import BlockName, MoveKind, NamespaceSpec, RequestDone, Tier
 from flexkv_py.core.moves import drop_record, evict, lose_record
 from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import Level, State
@@ -57,7 +47,7 @@ def _set_record_bytes(state: State, index: Index, record_bytes: int) -> None:
     index.record_bytes = record_bytes
 
 
-def on_blocks_found(state: State, event: BlocksFound) -> None:
+def on_blocks_found(state: State, event: messages.BlocksFound) -> None:
     """Records met at start become READY copies; what cannot be ours is counted and dropped."""
     index = _index_of_found(state, event)
     level = state.levels[event.tier]
@@ -91,7 +81,7 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
     state.count("found", event.tier.name.lower(), len(event.blocks))
 
 
-def _index_of_found(state: State, event: BlocksFound) -> Index:
+def _index_of_found(state: State, event: messages.BlocksFound) -> Index:
     """The index records belong to; one that is closed at once, while their namespace is being reset."""
     reset = next((reset for reset in state.resets if reset.namespace == event.namespace), None)
     if reset is None:
@@ -105,7 +95,7 @@ def _index_of_found(state: State, event: BlocksFound) -> Index:
     return index
 
 
-def on_records_lost(state: State, event: RecordsLost) -> None:
+def on_records_lost(state: State, event: messages.RecordsLost) -> None:
     """The tier has let go of these by itself; a location we no longer know was dropped meanwhile."""
     tier = event.tier.name.lower()
     for record in event.records:
@@ -125,7 +115,7 @@ def lost_early(location: int) -> int:
     return ~location
 
 
-def on_recovery_finished(state: State, event: RecoveryFinished) -> None:
+def on_recovery_finished(state: State, event: messages.RecoveryFinished) -> None:
     """Whatever is in the tier is known now."""
     state.levels[event.tier].recovering = False
     state.levels[event.tier].let_go.clear()
@@ -178,7 +168,7 @@ def forget_idle_indexes(state: State) -> None:
     state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or at in wanted}
 
 
-def on_reset(state: State, event: NamespaceReset) -> None:
+def on_reset(state: State, event: messages.NamespaceReset) -> None:
     """Close the namespace's indexes at once; their copies go in bounded slices."""
     indexes = [state.indexes.pop(at) for at in list(state.indexes) if at[0] == event.namespace]
     reset = Reset(event.session, event.request, event.namespace, indexes)
@@ -214,7 +204,7 @@ def _all_gone(state: State, reset: Reset) -> bool:
     return next(other for other in state.resets if other.namespace == reset.namespace) is reset
 
 
-def on_tier_changed(state: State, event: TierChanged) -> None:
+def on_tier_changed(state: State, event: messages.TierChanged) -> None:
     """A tier that is down serves nothing and counts as no place to go, but keeps its copies."""
     level = state.levels[event.tier]
     level.down_reason = event.reason

@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, Index
 from flexkv_py.core.messages import Priority, Tier
-from flexkv_py.core.moves import evict, start_demotion, unpin
-from flexkv_py.core.placement import Verdict, explain, is_below, judge, judge_now, refusal, refusals, write_may_start
+from flexkv_py.core.moves import evict, start_demotion
+from flexkv_py.core.placement import Verdict, explain, judge, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -220,14 +220,3 @@ def _clean(state: State, level: Level, copy: Copy) -> bool:
             state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))
         return True
     return verdict is not Verdict.HELD and _send_down(state, copy)
-
-
-def back_to_order(state: State, copy: Copy, *, still_cold: bool) -> None:
-    """A copy whose write below has ended goes back: reclaimable if it is covered and was not used meanwhile."""
-    assert copy.readers > 0
-    ready = copy.state is CopyState.READY and not copy.block.index.closed  # it may have been lost meanwhile
-    if ready and copy.readers == 1 and still_cold and is_below(copy.block, copy.tier):
-        copy.readers = 0
-        state.levels[copy.tier].reclaimable.push_newest(copy)
-        return
-    unpin(state, copy, cold=still_cold)
