@@ -119,6 +119,9 @@ class Planner:
                 expire_ticket(state, state.tickets[subject])
             elif kind == "lease" and subject in state.leases:
                 let_go(state, state.leases[subject])
+            elif kind == "shrunk" and state.levels[messages.Tier(subject)].shrunk_until_ns <= state.now_ns:
+                level = state.levels[messages.Tier(subject)]
+                level.capacity_bytes, state.more = level.room_bytes, True
 
     def _on_session_opened(self, event: messages.SessionOpened) -> None:
         state = self.state

@@ -21,6 +21,7 @@ VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
 CLEAN_PER_EVENT_MAX = 64
 RECORDS_PER_FULL = 2
+SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 RESERVE_SHARE, RESERVE_SHARE_MAX = 0.01, 0.1
 RESERVE_RECORDS = 16
 CLEAN_SHARE_MAX = 0.5
@@ -135,7 +136,9 @@ def _drop_until(state: State, level: Level, target_bytes: int) -> None:
 
 def make_room_after_fault(state: State, level: Level, index: Index) -> None:
     """A tier had less room than we counted: take it for smaller, and drop the coldest for this write and the next."""
-    level.shrink(index.record_bytes, state.now_ns)
+    level.capacity_bytes = max(level.used_bytes, index.record_bytes)
+    level.shrunk_until_ns = state.now_ns + SHRUNK_NS
+    state.wake_at(level.shrunk_until_ns, "shrunk", level.tier)
     dropping_bytes = level.dropping_bytes
     _drop_until(state, level, level.used_bytes - dropping_bytes - RECORDS_PER_FULL * index.record_bytes)
     level.full = level.dropping_bytes == dropping_bytes

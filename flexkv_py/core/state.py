@@ -29,7 +29,6 @@ S3_PATIENCE_NS = 250_000_000
 """Without the end of any write for so long, S3 is taken for sick by those who need room."""
 TOUCHES_PER_EVENT_MAX = 64
 LINES = (TicketKind.LOAD, TicketKind.PREFETCH, TicketKind.SAVE)
-SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 
 
 class Level:
@@ -42,9 +41,9 @@ class Level:
     def __init__(self, tier: Tier, config: PlannerConfig) -> None:
         self.tier = tier
         self.word = tier.name.lower()  # in counters
-        self._room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
-        self._shrunk_until_ns = 0
-        self.capacity_bytes = self._room_bytes  # 0 = no limit of ours
+        self.room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
+        self.capacity_bytes = self.room_bytes  # 0 = no limit of ours; less than its room while it is taken for smaller
+        self.shrunk_until_ns = 0
         self.hits_min = {Tier.DRAM: 0, Tier.SSD: config.ssd_hits_min, Tier.S3: config.s3_hits_min}[tier]
         self.budget = WriteBudget(config.ssd_bytes_per_day if tier is Tier.SSD else 0)
         self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
@@ -104,16 +103,9 @@ class Level:
         self.wrote_ns = now_ns
         if result.fault is None:
             self.faults_in_row = 0
-            if self._shrunk_until_ns <= now_ns:
-                self.capacity_bytes = self._room_bytes
         elif result.fault is not Fault.TOO_LONG and self.pause_until_ns <= now_ns:  # those of one moment are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
-
-    def shrink(self, record_bytes: int, now_ns: int) -> None:
-        """A write found no room: what is in use is all there is, for a while."""
-        self.capacity_bytes = max(self.used_bytes, record_bytes)
-        self._shrunk_until_ns = now_ns + SHRUNK_NS
 
 
 class State:
