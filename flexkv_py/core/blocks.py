@@ -125,29 +125,23 @@ class CopyList:
         self.newest: Copy | None = None
 
     def push_newest(self, copy: Copy) -> None:
-        assert copy.queue is None
-        assert copy.readers == 0
-        copy.queue = self
-        newest = self.newest
-        copy.older = newest
-        if newest is None:
-            self.oldest = copy
-        else:
-            newest.newer = copy
-        self.newest = copy
-        self.count += 1
+        self._insert(copy, self.newest, None)
 
     def push_oldest(self, copy: Copy) -> None:
+        self._insert(copy, None, self.oldest)
+
+    def _insert(self, copy: Copy, older: Copy | None, newer: Copy | None) -> None:
         assert copy.queue is None
         assert copy.readers == 0
-        copy.queue = self
-        oldest = self.oldest
-        copy.newer = oldest
-        if oldest is None:
+        copy.queue, copy.older, copy.newer = self, older, newer
+        if older is None:
+            self.oldest = copy
+        else:
+            older.newer = copy
+        if newer is None:
             self.newest = copy
         else:
-            oldest.older = copy
-        self.oldest = copy
+            newer.older = copy
         self.count += 1
 
     def remove(self, copy: Copy) -> None:

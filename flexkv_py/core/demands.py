@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
+from flexkv_py.core.blocks import Copy, CopyState, Rule
 from flexkv_py.core.messages import Outcome, Priority, TicketKind, Tier
 from flexkv_py.core.moves import promotion_may_start, start_demotion, start_promotion, unpin
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
@@ -152,7 +152,8 @@ def pump_flushes(state: State) -> None:
             if not ticket.left or ticket.open >= state.config.flush_in_flight_max:
                 break
             block = ticket.left.pop()
-            if needs_flush(block, ticket.ack):
+            copy, wanted = block.copy_in(ticket.ack), not block.index.closed and block.rule is not Rule.NEVER
+            if wanted and block.ready and (copy is None or copy.state is not CopyState.READY):
                 ticket.open += 1
                 state.want(Demand(block, ticket.ack, ticket, 0))
         else:
@@ -160,11 +161,3 @@ def pump_flushes(state: State) -> None:
         if not ticket.left and not ticket.open:
             detail = f"{ticket.failed} blocks could not be copied: {ticket.detail}" if ticket.failed else ""
             finish_ticket(state, ticket, Outcome.FAILED, detail)
-
-
-def needs_flush(block: Block, tier: Tier) -> bool:
-    """READY somewhere, not yet in `tier`, and not told to stay in DRAM."""
-    if block.index.closed or block.rule is Rule.NEVER or not block.ready:
-        return False
-    copy = block.copy_in(tier)
-    return copy is None or copy.state is not CopyState.READY

@@ -50,17 +50,15 @@ def on_match(state: State, event: MatchAsked) -> None:
 
 def _bisect(index: Index, keys: Sequence[BlockKey]) -> int:
     blocks = index.blocks
-    if keys and _linked(blocks.get(keys[-1])):
-        length = len(keys)  # the usual case: everything is there
-    else:
-        length = bisect_left(keys, True, key=lambda key: not _linked(blocks.get(key)))
+
+    def ends(key: BlockKey) -> bool:
+        block = blocks.get(key)
+        return block is None or not block.linked
+
+    length = len(keys) if not ends(keys[-1]) else bisect_left(keys, True, key=ends)  # usually everything is there
     while length and not _chained(index, keys, length - 1):
         length -= 1
     return length
-
-
-def _linked(block: Block | None) -> bool:
-    return block is not None and block.linked
 
 
 def _chained(index: Index, keys: Sequence[BlockKey], at: int) -> bool:

@@ -8,6 +8,7 @@ needs, `loading` and `saving` say.
 from __future__ import annotations
 
 from flexkv_py.core import loading, saving
+from flexkv_py.core.blocks import Rule
 from flexkv_py.core.messages import BlockCopy, LoadAsked, PrefetchAsked, SaveAsked, TicketKind, Tier
 from flexkv_py.core.recovery import index_of
 from flexkv_py.core.sessions import Session, Ticket
@@ -36,7 +37,9 @@ def on_save(state: State, event: SaveAsked) -> None:
     session = state.sessions[event.session]
     index = index_of(state, session)
     ticket = Ticket(event.ticket, event.session, TicketKind.SAVE, event.keys, index, event.deadline_ns)
-    ticket.parent, ticket.ack, ticket.hints = event.parent, event.ack, event.hints
+    ticket.parent, ticket.ack = event.parent, event.ack
+    if event.hints.skip_below or event.hints.high_priority:
+        ticket.rule = Rule.NEVER if event.hints.skip_below else Rule.ALWAYS
     _arrive(state, session, ticket)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, CopyState, DramCopy, Rule
+from flexkv_py.core.blocks import Block, CopyState, DramCopy
 from flexkv_py.core.links import settle
-from flexkv_py.core.messages import BlockCopy, Outcome, SaveHints, TicketKind, Tier, TransferResult
+from flexkv_py.core.messages import BlockCopy, Outcome, TicketKind, Tier, TransferResult
 from flexkv_py.core.moves import fail_fill
 from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Ticket
@@ -34,16 +34,10 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         block = index.add(key, parent)
         block.uses = block.uses or state.history.recall(key, index.shard)
     copy = block.dram = DramCopy(block, frames)
-    block.rule = _rule(ticket.hints)
+    block.rule = ticket.rule
     transfer = state.begin(Transfer(TicketKind.SAVE, copy, None, ticket, position))
     copies.append(BlockCopy(transfer.id, position, key, copy.frames))
     return True
-
-
-def _rule(hints: SaveHints | None) -> Rule:
-    if hints is None:
-        return Rule.ADMISSION
-    return Rule.NEVER if hints.skip_below else Rule.ALWAYS if hints.high_priority else Rule.ADMISSION
 
 
 def _meet(state: State, ticket: Ticket, position: int, block: Block) -> None:

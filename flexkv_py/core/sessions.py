@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from flexkv_py.core.blocks import Block, Index
-from flexkv_py.core.messages import NamespaceSpec, Outcome, SaveHints, TicketKind, Tier
+from flexkv_py.core.blocks import Block, Index, Rule
+from flexkv_py.core.messages import NamespaceSpec, Outcome, TicketKind, Tier
 from flexkv_py.keys import ROOT, BlockKey
 
 
@@ -27,7 +27,7 @@ class Ticket:
     deadline_ns: int
     parent: BlockKey = ROOT
     ack: Tier = Tier.DRAM
-    hints: SaveHints | None = None
+    rule: Rule = Rule.ADMISSION
     seen: int = 0
     waiting: int = 0
     left: list[Block] = field(default_factory=list)
