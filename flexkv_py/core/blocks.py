@@ -20,7 +20,6 @@ import struct
 from enum import Enum
 from typing import ClassVar
 
-from flexkv_py.core.frames import FRAME_NUMBER_BYTES
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
@@ -67,7 +66,7 @@ class Copy:
     def frames(self) -> tuple[int, ...]:
         """Frame numbers of a DRAM copy, by chunk."""
         assert isinstance(self.place, bytes)
-        return unpack_frames(self.place)
+        return self.block.index.frame_numbers.unpack(self.place)
 
     @property
     def location(self) -> int:
@@ -107,11 +106,6 @@ class S3Copy(Copy):
 
 RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 """What a copy in a tier below DRAM is."""
-
-
-def unpack_frames(packed: bytes) -> tuple[int, ...]:
-    """Frame numbers by chunk. They are kept packed: a quarter of the memory of a tuple of ints."""
-    return struct.unpack(f"={len(packed) // FRAME_NUMBER_BYTES}I", packed)
 
 
 class CopyList:
@@ -236,6 +230,7 @@ class Index:
         self.chunk_count = 0  # chunks, and so frames, of one block
         self.full_mask = 0  # all chunks of a block
         self.frame_pages = 0  # 4 KiB pages of one frame
+        self.frame_numbers = struct.Struct("")  # the packed frames of one block
         self.record_bytes = 0  # one size for all records of an index; 0 until known
         self.blocks: dict[BlockKey, Block] = {}
         self.awaiting: dict[BlockKey, Block | dict[Block, None]] = {}
@@ -250,6 +245,7 @@ class Index:
         self.chunk_count = len(spec.chunk_bytes)
         self.full_mask = (1 << self.chunk_count) - 1
         self.frame_pages = spec.frame_bytes // ALIGN_BYTES
+        self.frame_numbers = struct.Struct(f"={self.chunk_count}I")
 
     def add(self, key: BlockKey, parent: BlockKey) -> Block:
         """A block that was in no tier; it adopts its waiting children."""

@@ -6,10 +6,11 @@ Each resembles what a real cache got wrong once. `scripts/simulate --plant NAME`
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, unpack_frames
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Outcome, TicketKind, Tier
@@ -159,8 +160,8 @@ def _demotion_leaks(right: Any) -> Any:
 def _frame_given_twice(right: Any) -> Any:
     def take(self: FramePool, frame_pages: int, count: int) -> bytes | None:
         frames: bytes | None = right(self, frame_pages, count)
-        if frames is not None and unpack_frames(frames)[0] % 3 == 0:
-            self._free[frame_pages].insert(0, unpack_frames(frames)[0])
+        if frames is not None and (first := array("I", frames)[0]) % 3 == 0:
+            self._free[frame_pages].insert(0, first)
         return frames
 
     return take
