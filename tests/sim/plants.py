@@ -266,6 +266,17 @@ def _demand_forgotten(right: Any) -> Any:
     return demand_heard
 
 
+@_plant("what a request's first slice leaves is forgotten", (planner, "look_at_arrivals"))
+def _later_slices_forgotten(right: Any) -> Any:
+    def look_at_arrivals(state: State) -> None:
+        right(state)
+        for session in state.arrivals:
+            session.arrived.clear()
+        state.arrivals.clear()
+
+    return look_at_arrivals
+
+
 # ------------------------------------------------------------ below DRAM
 
 
