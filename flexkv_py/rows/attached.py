@@ -17,6 +17,7 @@ from flexkv_py.core.messages import (
     WorkerGone,
 )
 from flexkv_py.core.moves import unpin
+from flexkv_py.core.recovery import index_of
 from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import refuse
@@ -28,9 +29,10 @@ from flexkv_py.rows.table import Want
 Running = Request[DramCopy, Index]
 
 
-def on_attached(state: State, event: RequestAttached, session: Session) -> None:
+def on_attached(state: State, event: RequestAttached) -> None:
     """The session decodes a request with these blocks; grant what is in DRAM of them."""
-    index, table = state.index(session.namespace, session.shard), state.rows
+    session, table = state.sessions[event.session], state.rows
+    index = index_of(state, session)
     owner = session.instance or session.id
     mine, named = table.find(event.session, event.request), table.named(index, owner, event.request)
     if mine is not None and mine[0] is not named:
@@ -58,7 +60,7 @@ def on_attached(state: State, event: RequestAttached, session: Session) -> None:
     table.changed[request] = None
 
 
-def on_detached(state: State, event: RequestDetached, _: Session) -> None:
+def on_detached(state: State, event: RequestDetached) -> None:
     """The session has no step in flight that reads the request: that acknowledges everything."""
     found = state.rows.find(event.session, event.request)
     if found is None:
@@ -69,7 +71,7 @@ def on_detached(state: State, event: RequestDetached, _: Session) -> None:
     state.out.append(RequestDone(event.session, event.asked))
 
 
-def on_acknowledged(state: State, event: PagesAcknowledged, _: Session) -> None:
+def on_acknowledged(state: State, event: PagesAcknowledged) -> None:
     """Revocations up to this version take effect for one rank. One that comes again does nothing."""
     found = state.rows.find(event.session, event.request)
     if found is not None:
@@ -140,10 +142,18 @@ def _grant_to(state: State, request: Running, position: int, copy: DramCopy) -> 
 
 
 def revoke_copy(state: State, copy: DramCopy) -> None:
-    """The copy is to go whatever it costs: its namespace was reset, or it is no copy any more."""
+    """It is no copy any more."""
     for request, position in readers(copy):
         if request.granted[position]:
             revoke(state, request, position, request.granted[position])
+
+
+def revoke_closed(state: State) -> None:
+    """A namespace was reset: its running requests may read nothing more, whatever it costs."""
+    for request in state.rows.by_id.values():
+        for position, chunks in enumerate(request.granted if request.index.closed else ()):
+            if chunks:
+                revoke(state, request, position, chunks)
 
 
 def revoke(state: State, request: Running, position: int, chunks: int) -> None:

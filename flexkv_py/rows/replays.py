@@ -14,7 +14,6 @@ from flexkv_py.core.messages import AbsentEntry, HeatEntry, HeatReported, Priori
 from flexkv_py.core.moves import promotion_may_start
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.room import bring_up
-from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import State
 from flexkv_py.rows.attached import Running, grant
 from flexkv_py.rows.grants import Rank
@@ -25,7 +24,7 @@ WANT_READS_MAX = 3
 HUNCHES_PER_EVENT_MAX = 16
 
 
-def on_heat(state: State, event: HeatReported, _: Session) -> None:
+def on_heat(state: State, event: HeatReported) -> None:
     """Heat goes to the policy; what failed a step is to come, and stays until the step has succeeded."""
     mine, policy = state.rows.of_session.get(event.session, {}), state.rows.policy
     for called, entries in by_request(event.entries).items():

@@ -42,6 +42,7 @@ def make_config(chance: random.Random, row_chance: random.Random, specs: list[Na
         sessions_max=chance.choice((3, 1024)) if tight else 1024,
         tickets_per_session_max=chance.choice((2, 1024)) if tight else 1024,
         leases_per_session_max=chance.choice((1, 1024)) if tight else 1024,
+        keys_per_event_max=chance.choice((1, 3, 16)),
         allocation_waiters_max=chance.choice((3, 65536)) if tight else 65536,
         demotions_in_flight_max=chance.choice((1, 4, 16)),
         demotion_bytes_in_flight_max=chance.choice((1, 6, 64)) * largest,
