@@ -18,7 +18,7 @@ DECLARATIONS = {Path("flexkv_py/core/messages.py"), Path("flexkv_py/rows/message
 
 TEST_LINES_MAX = 500
 FUNCTION_LINES_MAX = 50
-CORE_LINES_MAX = 3_650
+CORE_LINES_MAX = 3_500
 ROWS_LINES_MAX = 1_200
 ABBREVIATIONS = {"src", "dst", "cfg", "conf", "buf", "msg", "idx", "cnt", "num", "tmp", "ptr", "req", "resp", "res"}
 GIVEN_BY_PYTEST = {"tmp_path", "tmp_path_factory"}
@@ -85,7 +85,7 @@ def test_a_function_is_small(path):
 
 
 def test_the_core_stays_readable_in_a_sitting():
-    """What decides in `flexkv_py.core` has at most 3,650 lines: all of it but the vocabulary."""
+    """What decides in `flexkv_py.core` has at most 3,500 lines: all of it but the vocabulary."""
     assert sum(line_count(path) for path in files("flexkv_py/core") if path not in DECLARATIONS) <= CORE_LINES_MAX
 
 
