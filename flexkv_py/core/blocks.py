@@ -210,7 +210,8 @@ class Block:
     @property
     def needed(self) -> bool:
         """Whether somebody counts on the block, in whatever tier."""
-        return self.holds > 0 or self.key in self.index.attached
+        attached = self.index.attached
+        return self.holds > 0 or bool(attached and self.key in attached)
 
     def copy_in(self, tier: Tier) -> Copy | None:
         if tier is _DRAM:

@@ -64,9 +64,10 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
     assert index is not None
     block = None if index.closed else index.blocks.get(ticket.keys[position])
     dram = None if block is None else block.dram
-    if dram is not None and dram.lacks and dram.state is CopyState.FILLING:
+    lacks = index.full_mask if dram is None else dram.lacks
+    if dram is not None and lacks and dram.state is CopyState.FILLING:
         return False  # once it has what it waits for, the rest can be read
-    if block is not None and (dram is None or dram.lacks):
+    if block is not None and lacks:
         source = source_below(state, block)
         if source is None:
             ticket.detail = "the only tier that has the block is down" if block.ready else ticket.detail
@@ -75,8 +76,7 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
         if not promotion_may_start(state, block, priority):
             return False
-        chunks = index.full_mask if dram is None else dram.lacks
-        dram = bring_up(state, block, source, chunks, priority, ticket.deadline_ns)
+        dram = bring_up(state, block, source, lacks, priority, ticket.deadline_ns)
         if dram is None:
             return False
         state.tell(block.key, "promote", source.tier, ticket.kind.value)

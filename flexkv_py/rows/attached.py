@@ -124,7 +124,8 @@ def _released(state: State, freed: list[DramCopy]) -> None:
 
 def grant(state: State, copy: DramCopy) -> None:
     """Let every running request that has the block read what is there of this copy."""
-    for request in copy.block.index.attached.get(copy.block.key, ()):
+    attached = copy.block.index.attached
+    for request in attached.get(copy.block.key, ()) if attached else ():
         _grant_to(state, request, request.positions[copy.block.key], copy)
 
 
