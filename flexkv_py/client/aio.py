@@ -17,8 +17,9 @@ import msgspec
 
 from flexkv_py.client import requests
 from flexkv_py.client.aio_link import AsyncLink
+from flexkv_py.client.calls import Handle, Registration, Reply, lost_meanwhile, still_connecting
 from flexkv_py.client.requests import TicketProgress
-from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile, still_connecting
+from flexkv_py.client.session import Session
 from flexkv_py.client.sockets import connect_socket, enlist, forget_memories, forked
 from flexkv_py.errors import FlexKVError
 from flexkv_py.geometry import Geometry

@@ -11,7 +11,8 @@ import os
 import socket
 from collections.abc import Sequence
 
-from flexkv_py.client.session import Call, Handle, Reply, Session, lost_meanwhile
+from flexkv_py.client.calls import Call, Handle, Reply, lost_meanwhile
+from flexkv_py.client.session import Session
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import ClientMessage, Welcome
 
