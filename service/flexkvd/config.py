@@ -115,6 +115,19 @@ class PlannerTable:
 
 
 @dataclass(frozen=True)
+class RowPathTable:
+    """[row_path]: workers that read single rows of the arena by themselves."""
+
+    arena: str = key(
+        Kind.TEXT,
+        "How a worker may map the arena; `shared`: writable, so all workers are trusted with each other's bytes, and "
+        "checksums are verified again when a block leaves DRAM.",
+        "read-only",
+        choices=("read-only", "shared"),
+    )
+
+
+@dataclass(frozen=True)
 class LimitsTable:
     """[limits]: the size of every queue."""
 
@@ -127,6 +140,12 @@ class LimitsTable:
     memories_per_session_max: int = key(Kind.COUNT, "Registered memories of one client.", 16, low=1, high=256)
     memory_bytes_max: int = key(Kind.SIZE, "Size of one registered memory.", 1 << 40, low=4 * KIB, high=1 << 50)
     requests_per_session_max: int = key(Kind.COUNT, "Requests of one client that wait.", 4096, low=1, high=1 << 20)
+    attached_requests_per_session_max: int = key(
+        Kind.COUNT, "Requests of one client on the row path.", 1024, low=1, high=65_536
+    )
+    attached_blocks_per_request_max: int = key(
+        Kind.COUNT, "Blocks of one request on the row path.", 65_536, low=1, high=1 << 20
+    )
     keys_per_message_max: int = key(Kind.COUNT, "Keys in one message.", 32_768, low=1, high=131_072)
     hold_s_max: float = key(Kind.NUMBER, "Longest a lease lives.", 600.0, low=0.001, high=DAY_S)
     deadline_s_default: float = key(Kind.NUMBER, "Deadline of a ticket that names none.", 10.0, low=0.001, high=DAY_S)
@@ -173,6 +192,7 @@ class Config:
     s3: S3Table | None = None
     codec: CodecTable = field(default_factory=CodecTable)
     planner: PlannerTable = field(default_factory=PlannerTable)
+    row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
 
     def __post_init__(self) -> None:
@@ -196,6 +216,7 @@ TABLES: dict[str, type] = {
     "s3": S3Table,
     "codec": CodecTable,
     "planner": PlannerTable,
+    "row_path": RowPathTable,
     "limits": LimitsTable,
 }
 

@@ -31,6 +31,7 @@ from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
 from flexkvd.reset_log import ResetLog
 from flexkvd.resets import Resets
+from flexkvd.row_path import RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
 from flexkvd.store_events import StoreEvents
@@ -54,6 +55,7 @@ class Parts:
     stores: Stores
     readiness: Readiness
     resets: Resets
+    row_path: RowPath
     lag: LagProbe
 
 
@@ -90,13 +92,17 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
     resets.go_on()
-    requests = Requests(engine, sessions, config.limits, told.tiers, resets, loop)
+    row_path = RowPath(engine, sessions, arena, config, loop)
+    stack.callback(row_path.close)
+    requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, loop)
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, resets, lag)
+    return Parts(
+        boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, resets, row_path, lag
+    )
 
 
 def _reset_log(config: Config) -> ResetLog | None:
