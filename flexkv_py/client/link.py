@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 
 from flexkv_py.client.calls import Call, Handle, Reply, close_all, lost_meanwhile
 from flexkv_py.client.session import Session
-from flexkv_py.client.sockets import ANCILLARY_BYTES, descriptors_of
+from flexkv_py.client.sockets import ANCILLARY_BYTES, RECEIVE_FLAGS, descriptors_of
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import ClientMessage, Message, Welcome
 
 RECEIVE_BYTES = 64 * 1024
-RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 DRAIN_READS_MAX = 64
 
 

@@ -19,6 +19,7 @@ from flexkv_py.wire.messages import SEGMENTS_PER_REPLY_MAX
 DESCRIPTOR_BYTES = array("i").itemsize
 ANCILLARY_BYTES = socket.CMSG_SPACE(SEGMENTS_PER_REPLY_MAX * DESCRIPTOR_BYTES)
 """Room for the descriptors of one reply."""
+RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 
 
 def connect_socket(path: str, timeout_s: float) -> socket.socket:

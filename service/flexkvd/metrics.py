@@ -99,6 +99,11 @@ SHELL_FAMILIES = (
     Family("flexkv_events_total", "counter", "Events the planner handled."),
     Family("flexkv_loop_cpu_seconds_total", "counter", "Time the event loop's thread ran on a core."),
     Family("flexkv_loop_queued_seconds_total", "counter", "Time it was ready to run and no core was free."),
+    Family("flexkv_row_readers", "gauge", "Sessions that map the arena, closed ones of living processes included."),
+    Family("flexkv_row_requests", "gauge", "Requests attached, counted once in each session."),
+    Family("flexkv_row_pages_total", "counter", "Chunks granted to workers and revoked from them.", ("change",)),
+    Family("flexkv_row_messages_total", "counter", "Acknowledgements and reports of workers.", ("message",)),
+    Family("flexkv_row_sessions_ended_total", "counter", "Sessions ended for a promise not kept.", ("code",)),
     Family("flexkv_ready", "gauge", "1 when /readyz answers 200."),
 )
 S3_FAMILIES = (
