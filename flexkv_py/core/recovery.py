@@ -20,6 +20,7 @@ from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset, TransferKind
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, NamespaceDigest
+from flexkv_py.rows.attached import revoke_copy
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
 DROPS_AGAIN_PER_EVENT_MAX = 16
@@ -200,6 +201,8 @@ def _all_gone(state: State, reset: Reset) -> bool:
 
 
 def _forget(state: State, block: Block) -> None:
+    if block.dram is not None:
+        revoke_copy(state, block.dram)
     for copy in block.copies():
         if copy.state is CopyState.READY and copy.readers == 0:
             evict(state, copy, "the namespace was reset")

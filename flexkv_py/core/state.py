@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, Index
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
@@ -22,6 +22,7 @@ from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
 from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.rows.table import Requests
 
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
@@ -163,6 +164,7 @@ class State:
         self.story = Story(config.story_events_max)
         self.counters: dict[tuple[str, str], int] = {}
         self.draining = False
+        self.rows: Requests[DramCopy, Index] = Requests(config.rows)
 
     def index(self, namespace: NamespaceDigest, shard: int) -> Index:
         index = self.indexes.get((namespace, shard))

@@ -127,7 +127,7 @@ def _close_all(world: World) -> None:
     _settle(world, "after the last session closed")
     state = world.planner.state
     ready = sum(
-        block.index.frame_pages * block.index.chunk_count
+        block.index.frame_pages * block.dram.present.bit_count()
         for index in state.indexes.values()
         for block in index.blocks.values()
         if block.dram is not None and block.dram.state is CopyState.READY
