@@ -125,6 +125,18 @@ class RowPathTable:
         "read-only",
         choices=("read-only", "shared"),
     )
+    requests_per_session_max: int = key(Kind.COUNT, "Requests attached by one client.", 1024, low=1, high=65_536)
+    blocks_per_request_max: int = key(Kind.COUNT, "Blocks of one request.", 65_536, low=1, high=1 << 20)
+    ack_s_max: float = key(
+        Kind.NUMBER, "A worker that acknowledges no revocation for so long loses its session.", 5.0, low=0.01, high=3600
+    )
+    replay_s_max: float = key(
+        Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
+    )
+    absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
+    pinned_share_max: float = key(
+        Kind.NUMBER, "Share of DRAM for what the failed steps of all requests need.", 0.5, low=0.01, high=1
+    )
 
 
 @dataclass(frozen=True)
@@ -140,12 +152,6 @@ class LimitsTable:
     memories_per_session_max: int = key(Kind.COUNT, "Registered memories of one client.", 16, low=1, high=256)
     memory_bytes_max: int = key(Kind.SIZE, "Size of one registered memory.", 1 << 40, low=4 * KIB, high=1 << 50)
     requests_per_session_max: int = key(Kind.COUNT, "Requests of one client that wait.", 4096, low=1, high=1 << 20)
-    attached_requests_per_session_max: int = key(
-        Kind.COUNT, "Requests of one client on the row path.", 1024, low=1, high=65_536
-    )
-    attached_blocks_per_request_max: int = key(
-        Kind.COUNT, "Blocks of one request on the row path.", 65_536, low=1, high=1 << 20
-    )
     keys_per_message_max: int = key(Kind.COUNT, "Keys in one message.", 32_768, low=1, high=131_072)
     hold_s_max: float = key(Kind.NUMBER, "Longest a lease lives.", 600.0, low=0.001, high=DAY_S)
     deadline_s_default: float = key(Kind.NUMBER, "Deadline of a ticket that names none.", 10.0, low=0.001, high=DAY_S)

@@ -176,7 +176,10 @@ class Executor:
 
 
 def _spans(move: StartMove) -> list[FrameSpan]:
-    return [FrameSpan(frame, length) for frame, length in zip(move.frames, move.chunk_bytes, strict=False)]
+    """The chunks of a move; of a promotion only those in its mask are wanted (see `StartMove`)."""
+    wanted = move.chunks if move.kind is MoveKind.PROMOTE else -1
+    frames = enumerate(zip(move.frames, move.chunk_bytes, strict=False))
+    return [FrameSpan(frame, length, bool(wanted >> chunk & 1)) for chunk, (frame, length) in frames]
 
 
 def _result(link: str, s_max: float, move: StartMove, task: asyncio.Task[int] | None, late: bool) -> TransferResult:

@@ -51,6 +51,7 @@ PLANNER_COUNTERS = tuple(
         ("not_staged", "tier", "SSD blocks that a write-behind did not get further down; they stay where they are."),
         ("faults", "what", "Failed transfers, by tier and fault."),
         ("tier_changes", "what", "Times a tier went down or came back."),
+        ("replays_refused", "outcome", "Failed steps that were told that their rows will not come, by why."),
         ("refused_requests", "code", "Requests the planner refused, by error code."),
     )
 )

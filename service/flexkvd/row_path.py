@@ -30,7 +30,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import ALIGN_BYTES
-from flexkv_py.keys import BlockKey, KeyRun
+from flexkv_py.keys import KeyRun
 from flexkv_py.wire.codec import encode
 from flexkv_py.wire.messages import (
     SEGMENTS_PER_REPLY_MAX,
@@ -161,35 +161,18 @@ class RowPath:
         return opened
 
     def _attach(self, session: Session, message: Attach) -> None:
-        keys = KeyRun(message.keys).distinct()
-        reader = self._reader(session)
-        self._check_attach(reader, message, keys)
-        self._attaching = message.first + len(keys)
-        now_ns = self._engine.now_ns()
-        self._engine.post(RequestAttached(session.number, message.id, message.request, message.first, keys, now_ns))
-
-    def _check_attach(self, reader: Reader, message: Attach, keys: list[BlockKey]) -> None:
-        limits, known = self._limits, reader.attached.get(message.request)
-        if not 0 <= message.request <= NUMBER_MAX:
-            raise _bad_argument(f"request is {message.request}: number requests from 0 to {NUMBER_MAX}")
-        if not keys:
-            raise _bad_argument("the message has no keys: attach at least one block")
-        if message.first != (known or 0):
+        if not 0 <= message.request <= NUMBER_MAX or not 0 <= message.first <= NUMBER_MAX:
             raise _bad_argument(
-                f"request {message.request} has {known or 0} blocks, these begin at {message.first}: "
-                "attach blocks in order, without a gap"
+                f"request {message.request} or first = {message.first} is out of range: use 0 to {NUMBER_MAX}"
             )
-        if known is None and len(reader.attached) >= limits.attached_requests_per_session_max:
-            raise FlexKVError(
-                ErrorCode.LIMIT_EXCEEDED,
-                f"{len(reader.attached)} requests are attached (attached_requests_per_session_max): detach one",
-            )
-        if message.first + len(keys) > limits.attached_blocks_per_request_max:
-            raise FlexKVError(
-                ErrorCode.LIMIT_EXCEEDED,
-                f"request {message.request} would have {message.first + len(keys)} blocks "
-                f"(attached_blocks_per_request_max = {limits.attached_blocks_per_request_max}): raise that limit",
-            )
+        keys = KeyRun(message.keys).distinct()
+        if not 1 <= len(keys) <= self._limits.keys_per_message_max:
+            code = ErrorCode.LIMIT_EXCEEDED if keys else ErrorCode.BAD_ARGUMENT
+            limit = self._limits.keys_per_message_max
+            raise FlexKVError(code, f"the message has {len(keys)} keys: attach 1 to {limit} (keys_per_message_max)")
+        reader, now_ns = self._reader(session), self._engine.now_ns()
+        self._attaching = max(message.first + len(keys), reader.attached.get(message.request, 0))
+        self._engine.post(RequestAttached(session.number, message.id, message.request, message.first, keys, now_ns))
 
     def _detach(self, session: Session, message: Detach) -> None:
         reader = self._reader_of(session, message.request)
