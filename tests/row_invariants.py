@@ -13,6 +13,7 @@ from flexkv_py.rows.grants import chunks_in
 def check(state: State, indexes: list[Index]) -> None:
     """Assert that requests, indexes and what is on its way out agree."""
     table = state.rows
+    indexes = list(dict.fromkeys([*indexes, *(request.index for request in table.by_id.values())]))
     attached = Counter((request, key) for index in indexes for key in index.attached for request in index.attached[key])
     for request in table.by_id.values():
         assert request.ranks, "a request without ranks is kept"
@@ -49,7 +50,8 @@ def _check_position(state: State, request: Running, position: int) -> None:
         assert copy.state is not CopyState.DROPPED or not granted, f"{copy} is gone, and may still be read"
     block = request.index.blocks.get(request.keys[position])
     dram = None if block is None else block.dram
-    if isinstance(dram, DramCopy) and dram.state is CopyState.READY and request.live and copy in (None, dram):
+    decoded = any(position < rank.attached and not rank.closed for rank in request.ranks.values())
+    if isinstance(dram, DramCopy) and dram.state is CopyState.READY and decoded and copy in (None, dram):
         there = 0 if request.index.closed else dram.present & ~state.rows.going.get(dram, 0)
         assert granted == there or request.index.closed, f"{dram}: {there:b} may be read, {granted:b} is granted"
 

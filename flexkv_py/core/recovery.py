@@ -162,9 +162,9 @@ def _adopt(state: State, copy: Copy, level: Level) -> None:
 
 
 def forget_idle_indexes(state: State) -> None:
-    """Indexes without blocks and sessions go, or every epoch and tenant that ever came would leave one."""
+    """Indexes nobody uses go, or every epoch and tenant that ever came would leave one."""
     wanted = {(session.namespace, session.shard) for session in state.sessions.values()}
-    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or at in wanted}
+    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or index.attached or at in wanted}
 
 
 def on_reset(state: State, event: NamespaceReset) -> None:

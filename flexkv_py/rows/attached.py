@@ -48,6 +48,7 @@ def on_attached(state: State, event: RequestAttached, session: Session) -> None:
     for position in request.attach(rank, event.first, event.keys):
         key = request.keys[position]
         index.attached[key] = (*index.attached.get(key, ()), request)
+    for position, key in enumerate(event.keys, event.first):
         block = index.blocks.get(key)
         if block is not None and block.dram is not None:
             _grant_to(state, request, position, block.dram)
@@ -90,8 +91,6 @@ def close_ranks(state: State, session: Session) -> None:
     """The session's socket is gone; its process may still read what it was granted."""
     for request in state.rows.of_session.get(session.id, {}).values():
         request.close(request.ranks[session.id])
-        if not request.live:
-            request.wanted.clear()
 
 
 def _leave(state: State, request: Running, rank: Rank) -> None:

@@ -56,6 +56,10 @@ class Rank:
     """Versions with revocations that it has not acknowledged, and when each was told (ns)."""
     replays: int = 0
     """Steps in a row that failed for absent rows."""
+    wanted: dict[int, int] = field(default_factory=dict)
+    """By position: chunks (mask) that its failed step has pinned, granted already or not."""
+    wanted_until_ns: int = 0
+    """When what did not come of them is refused."""
     closed: bool = False
     """Its socket is gone, but not its process: it may read whatever it was granted last."""
 
@@ -79,8 +83,6 @@ class Request(Generic[CopyT, IndexT]):
         self.leaving: list[int] = []
         self.ranks: dict[int, Rank] = {}
         self.version = 0
-        self.wanted: dict[int, int] = {}  # by position: chunks (mask) a replay has pinned, granted already or not
-        self.wanted_until_ns = 0  # when those that did not come are refused
         self._fresh: dict[Spot, None] = {}  # granted since the last version
         self._revoked: dict[Spot, None] = {}  # revoked since the last version
         self._newest: dict[Spot, int] = {}  # the newest version that revoked a spot, until all have acknowledged that
@@ -95,9 +97,16 @@ class Request(Generic[CopyT, IndexT]):
         """Chunks (mask) that some rank may be reading."""
         return self.granted[position] | self.leaving[position]
 
+    def pinned(self, position: int) -> int:
+        """Chunks (mask) that failed steps need, granted already or not."""
+        pinned = 0
+        for rank in self.ranks.values():
+            pinned |= rank.wanted.get(position, 0)
+        return pinned
+
     def missing(self, position: int) -> int:
-        """Chunks (mask) that a replay waits for."""
-        return self.wanted.get(position, 0) & ~self.granted[position]
+        """Chunks (mask) that failed steps wait for."""
+        return self.pinned(position) & ~self.granted[position]
 
     # ------------------------------------------------------------------ ranks
 
@@ -136,6 +145,7 @@ class Request(Generic[CopyT, IndexT]):
         """The rank hears nothing more and acknowledges nothing more; it holds what it was granted."""
         rank.closed, rank.listed = True, rank.attached
         rank.owes.clear()
+        rank.wanted.clear()
 
     def leave(self, rank: Rank) -> list[CopyT]:
         """The rank reads nothing any more; returns the copies held no more."""

@@ -23,25 +23,21 @@ WAITING_SERVED_MAX = 8
 
 def free_going(state: State) -> None:
     """Give back the frames of chunks that were revoked for room, once nothing reads them any more."""
-    going = state.rows.going
-    for copy, chunks in list(going.items()):
+    table = state.rows
+    for copy, going in list(table.going.items()):
         reading = readers(copy)
         if copy.block.dram is not copy:
-            del going[copy]
-            continue
-        if copy.state is not CopyState.READY or copy.readers != len(reading):
-            continue
-        free = chunks
-        for request, position in reading:
-            free &= ~request.held(position)
-        going[copy] &= ~free
-        if not is_below(copy.block, Tier.DRAM):  # its record was lost meanwhile: it must stay
-            going[copy] = 0
+            table.settle_going(copy, going)
+        elif copy.state is CopyState.READY and not is_below(copy.block, Tier.DRAM):
+            table.settle_going(copy, going)  # its record was lost meanwhile: it must stay
             grant(state, copy)
-        elif free:
-            free_chunks(state, copy, free)
-        if not going.get(copy):
-            going.pop(copy, None)
+        elif copy.state is CopyState.READY and copy.readers == len(reading):
+            chunks = going
+            for request, position in reading:
+                chunks &= ~request.held(position)
+            if chunks:
+                table.settle_going(copy, chunks)
+                free_chunks(state, copy, chunks)
 
 
 def make_room(state: State) -> None:
@@ -95,8 +91,7 @@ def _going_pages(state: State) -> int:
 
 def _keeps(request: Running, position: int, chunk: int) -> bool:
     """Whether revoking a chunk from this request is not allowed, or would give no room."""
-    pinned = request.wanted.get(position, 0) >> chunk & 1
-    return bool(pinned) or any(rank.closed for rank in request.ranks.values())
+    return bool(request.pinned(position) >> chunk & 1) or any(rank.closed for rank in request.ranks.values())
 
 
 def _write_first(state: State, block: Block) -> bool:

@@ -37,7 +37,7 @@ def on_heat(state: State, event: HeatReported, _: Session) -> None:
             policy.missed(mine[called].id, misses, state.now_ns)
     for called in event.replayed:
         if called in mine:
-            _end_replay(mine[called])
+            _end_replay(mine[called].ranks[event.session])
     for called, absents in by_request(event.absents).items():
         if called in mine:
             request = mine[called]
@@ -55,42 +55,40 @@ def _begin_replay(state: State, request: Running, rank: Rank, absents: list[Abse
     rank.replays += 1
     if rank.replays > limits.absent_replays_max:
         why = f"the step failed {rank.replays} times in a row (absent_replays_max): load it whole, or recompute"
-        _refuse_replay(state, request, ReplayOutcome.TOO_MANY, why)
+        _refuse(state, request, rank, ReplayOutcome.TOO_MANY, why)
         return
     for absent in absents:
         missed = request.missing(absent.block)
-        request.wanted[absent.block] = request.wanted.get(absent.block, 0) | 1 << absent.chunk
+        rank.wanted[absent.block] = rank.wanted.get(absent.block, 0) | 1 << absent.chunk
         if request.missing(absent.block) != missed:
             table.wants.append(Want(request, absent.block))
     if _pinned_pages(state) > limits.pinned_share_max * state.frames.total_pages:
         why = "failed steps need more than their share of DRAM (pinned_share_max): try later, or recompute"
-        _refuse_replay(state, request, ReplayOutcome.NO_ROOM, why)
+        _refuse(state, request, rank, ReplayOutcome.NO_ROOM, why)
         return
-    request.wanted_until_ns = state.now_ns + limits.replay_ns_max
-    state.wake_at(request.wanted_until_ns, "replay", request.id)
+    rank.wanted_until_ns = state.now_ns + limits.replay_ns_max
+    state.wake_at(rank.wanted_until_ns, "replay", request.id)
 
 
 def _pinned_pages(state: State) -> int:
     return sum(
         chunks.bit_count() * request.index.frame_pages
         for request in state.rows.by_id.values()
-        for chunks in request.wanted.values()
+        for rank in request.ranks.values()
+        for chunks in rank.wanted.values()
     )
 
 
-def _end_replay(request: Running) -> None:
-    request.wanted.clear()
-    for rank in request.ranks.values():
-        rank.replays = 0
+def _end_replay(rank: Rank) -> None:
+    rank.wanted.clear()
+    rank.replays = 0
 
 
-def _refuse_replay(state: State, request: Running, outcome: ReplayOutcome, why: str) -> None:
-    """Nobody waits for the step any more; all ranks hear of it, for they decode together."""
-    _end_replay(request)
+def _refuse(state: State, request: Running, rank: Rank, outcome: ReplayOutcome, why: str) -> None:
+    """The rank's step need not wait any more. The engine tells its other ranks, as it does when a step fails."""
+    _end_replay(rank)
     state.count("replays_refused", outcome.value)
-    state.out.extend(
-        RefuseReplay(rank.session, request.called, outcome, why) for rank in request.ranks.values() if not rank.closed
-    )
+    state.out.append(RefuseReplay(rank.session, request.called, outcome, why))
 
 
 class _Want(Enum):
@@ -124,13 +122,15 @@ def _bring(state: State, want: Want[DramCopy, Index]) -> _Want:
     if dram is not None and dram.state is CopyState.FILLING:
         return _Want.LATER
     if dram is not None and chunks & dram.present:
-        state.rows.going[dram] = state.rows.going.get(dram, 0) & ~chunks
+        state.rows.settle_going(dram, chunks)
         grant(state, dram)
         return _Want.LATER  # until nothing is missing
     source = None if block is None else source_below(state, block)
     if block is None or source is None or want.reads == WANT_READS_MAX:
         why = f"block {position} is in no tier that could give it: recompute"
-        _refuse_replay(state, request, ReplayOutcome.LOST, why)
+        for rank in request.ranks.values():
+            if position in rank.wanted:
+                _refuse(state, request, rank, ReplayOutcome.LOST, why)
         return _Want.SETTLED
     if not promotion_may_start(state, block, Priority.LOAD):
         return _Want.NO_ROOM
@@ -156,7 +156,8 @@ def serve_rising(state: State) -> None:
 
 def refuse_late(state: State, request: Running) -> None:
     """The time limit of a replay has come: what is still missing is refused."""
-    late = request.wanted_until_ns <= state.now_ns
-    if late and any(request.missing(position) for position in request.wanted):
-        why = "what the step needs did not come in time (replay_s_max): DRAM or its tier is too busy; recompute"
-        _refuse_replay(state, request, ReplayOutcome.NO_ROOM, why)
+    for rank in request.ranks.values():
+        late = rank.wanted and rank.wanted_until_ns <= state.now_ns
+        if late and any(chunks & ~request.granted[position] for position, chunks in rank.wanted.items()):
+            why = "what the step needs did not come in time (replay_s_max): DRAM or its tier is too busy; recompute"
+            _refuse(state, request, rank, ReplayOutcome.NO_ROOM, why)

@@ -124,6 +124,12 @@ class Requests(Generic[CopyT, IndexT]):
             self.of_session.setdefault(event.session, {})[event.request] = request
         return request, rank
 
+    def settle_going(self, copy: CopyT, chunks: int) -> None:
+        """These chunks (mask) are not on their way out any more: they have left, or stay after all."""
+        left = self.going.pop(copy, 0) & ~chunks
+        if left:
+            self.going[copy] = left
+
     def leave(self, request: Request[CopyT, IndexT], rank: Rank) -> list[CopyT]:
         """A rank reads nothing of the request any more; returns the copies that nobody of it holds now."""
         mine = self.of_session[rank.session]

@@ -11,6 +11,7 @@ are drops, which need a record each, and promotions for staging, of which each t
 | a DRAM copy | 2 | a write below, and the SSD record that comes of it |
 | an SSD record | 1 | a write to S3. Its block is promoted for that, and that DRAM copy weighs nothing |
 | either, if it stands ready to go because of a record below | 0 | it need not be written again (`_had_their_turn`) |
+| a DRAM copy of a running request that is below, or being written there | 0 | that record stays as long as it runs |
 | a block that a request wants below | 5, and 2 for a DRAM copy to be made | its write; 1 once that runs |
 | a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |
 | a block a flush has not looked at | 7 | a demand |
@@ -154,6 +155,8 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
     if copy is None or copy.state is CopyState.DROPPED or copy in paid:
         return 0
     block = copy.block
+    if copy.tier is Tier.DRAM and block.key in block.index.attached:
+        return weight if all(other.state is CopyState.DROPPED for other in block.copies() if other is not copy) else 0
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
     return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
 
