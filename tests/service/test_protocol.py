@@ -69,8 +69,12 @@ class Stranger:
                 return None
             if not data:
                 return None
-            self._replies += [decode_daemon(body) for body in self._frames.feed(data)]
+            self.feed(data)
         return self._replies.pop(0)
+
+    def feed(self, data: bytes) -> None:
+        """Take what came, by whatever call, for `hear`."""
+        self._replies += [decode_daemon(body) for body in self._frames.feed(data)]
 
     def hears_code(self, request: int) -> str:
         reply = self.hear()
