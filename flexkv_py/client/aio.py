@@ -16,7 +16,7 @@ from flexkv_py.client.aio_connected import AsyncConnectedClient
 from flexkv_py.client.arena import ArenaMap
 from flexkv_py.client.calls import Handle, Registration
 from flexkv_py.client.requests import TicketProgress
-from flexkv_py.client.rows import AttachedRequest, Rows
+from flexkv_py.client.rows import AttachedRequest
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import ROOT, BlockKey
 from flexkv_py.wire.messages import (
@@ -182,7 +182,7 @@ class AsyncClient(AsyncConnectedClient):
         except BaseException:
             self._session.rows.forget(row)
             raise
-        row.block_count = attached.block_count
+        row.begin(attached)
         return AsyncRowRequest(self, row)
 
     def page_changes(self) -> list[Pages]:
@@ -204,11 +204,19 @@ class AsyncClient(AsyncConnectedClient):
 
     # ---------------------------------------------------------- for handles
 
-    def rows_of(self, row: AttachedRequest) -> Rows:
-        """The row path's state, for a request of the present life. Raises DAEMON_LOST."""
-        self.alive_link()
-        self._session.require(Handle(row.request, row.life))
-        return self._session.rows
+    def take_pages(self, row: AttachedRequest, version_max: int | None) -> list[Pages]:
+        """Page changes of one request. Raises why its life is over."""
+        self._post()
+        return self._session.rows.take(row, version_max)
+
+    def acknowledge(self, row: AttachedRequest, version: int) -> None:
+        """Send an ack without waiting for anything."""
+        self._session.rows.acknowledge(row, version)
+        self._post()
+
+    def _post(self) -> None:
+        if self._link is not None:
+            self._link.post()
 
     def forget_row(self, row: AttachedRequest) -> None:
         """Nothing is read of this request any more."""
@@ -305,14 +313,18 @@ class AsyncRowRequest:
         """How many blocks are attached."""
         return self._row.block_count
 
+    @property
+    def version(self) -> int:
+        """The table's version as far as it was taken; other ranks may have brought it to one before the first."""
+        return self._row.taken
+
     def pages(self, version_max: int | None = None) -> list[Pages]:
         """What changed in its table since the last time, up to `version_max`, oldest first."""
-        return self._client.rows_of(self._row).take(self._row, version_max)
+        return self._client.take_pages(self._row, version_max)
 
     def ack(self, version: int) -> None:
         """No step that could see the table before `version` is in flight; never waits. Raises BAD_ARGUMENT."""
-        self._client.rows_of(self._row).acknowledge(self._row, version)
-        self._client.alive_link().post()
+        self._client.acknowledge(self._row, version)
 
     async def extend(self, keys: Sequence[BlockKey]) -> None:
         """Attach the blocks that follow those attached so far."""

@@ -185,12 +185,13 @@ class Client(ConnectedClient):
         except BaseException:
             self._forget_row(row)
             raise
-        row.block_count = attached.block_count
+        row.begin(attached)
         return RowRequest(self, row)
 
     def page_changes(self) -> list[Pages]:
         """What changed in the tables of all attached requests since the last time; never waits."""
-        self._poll_link()
+        self._alive_link().drain()
+        self._alive_link()  # the end may just have come
         with self._lock:
             return self._session.rows.take_all()
 
@@ -224,19 +225,18 @@ class Client(ConnectedClient):
                     os.close(registration.descriptor)
 
     def take_pages(self, row: AttachedRequest, version_max: int | None) -> list[Pages]:
-        """Page changes of one request. Raises DAEMON_LOST where its life is over."""
-        self._poll_link()
+        """Page changes of one request. Raises why its life is over."""
+        if self._link is not None:
+            self._link.drain()
         with self._lock:
-            self._session.require(Handle(row.request, row.life))
             return self._session.rows.take(row, version_max)
 
     def acknowledge(self, row: AttachedRequest, version: int) -> None:
         """Send an ack without waiting for anything."""
-        link = self._alive_link()
         with self._lock:
-            self._session.require(Handle(row.request, row.life))
             self._session.rows.acknowledge(row, version)
-        link.post()
+        if self._link is not None:
+            self._link.post()
 
     def extend(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None:
         """Attach further blocks to a request."""
@@ -262,8 +262,3 @@ class Client(ConnectedClient):
         if self._link is None or self._link.lost:
             raise lost_meanwhile()
         return self._link
-
-    def _poll_link(self) -> None:
-        """Take what has come, and notice the end."""
-        self._alive_link().drain()
-        self._alive_link()

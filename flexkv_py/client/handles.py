@@ -109,8 +109,8 @@ class Ticket:
 class RowRequest:
     """A running request that reads rows of its blocks in the mapped arena. Dies with the connection.
 
-    After a loss every call but `detach` raises DAEMON_LOST; the mapped rows stay as they are, so a request can
-    finish on the table it has. What is still attached then is held until `detach`, or until this process ends.
+    After a loss every call but `detach` raises what ended it (DAEMON_LOST, ACK_OVERDUE …); the mapped rows stay as
+    they are, so a request can finish on the table it has. It is held until `detach`, or until this process ends.
     """
 
     def __init__(self, client: Owner, row: AttachedRequest) -> None:
@@ -126,6 +126,11 @@ class RowRequest:
     def block_count(self) -> int:
         """How many blocks are attached."""
         return self._row.block_count
+
+    @property
+    def version(self) -> int:
+        """The table's version as far as it was taken; other ranks may have brought it to one before the first."""
+        return self._row.taken
 
     def pages(self, version_max: int | None = None) -> list[Pages]:
         """What changed in its table since the last time, oldest first; never waits.

@@ -15,6 +15,7 @@ from flexkv_py.wire.messages import (
     GRANTED_ENTRY_BYTES,
     REVOKED_ENTRY_BYTES,
     Ack,
+    Attached,
     ClientMessage,
     LetGo,
     Pages,
@@ -34,7 +35,7 @@ NUMBER_MAX = (1 << 32) - 1
 class AttachedRequest:
     """One request in one life of the connection.
 
-    `pending` are versions that came and were not taken by the engine, oldest first.
+    `pending` are versions that came and were not taken by the engine, oldest first; `lost` says why the life ended.
     """
 
     request: int
@@ -45,6 +46,19 @@ class AttachedRequest:
     taken: int = 0
     acknowledged: int = 0
     pending: deque[Pages] = field(default_factory=deque)
+    lost: FlexKVError | None = None
+
+    def begin(self, attached: Attached) -> None:
+        """The daemon has attached it, to a table that other ranks may have brought to a version already."""
+        self.block_count = attached.block_count
+        self.newest = max(self.newest, attached.version)
+        self.taken = max(self.taken, attached.version)
+        self.acknowledged = self.taken
+
+    def require_alive(self) -> None:
+        """Raise why the connection was lost, and the request with it."""
+        if self.lost is not None:
+            raise FlexKVError(self.lost.code, f"request {self.request} is lost: {self.lost.message}")
 
 
 @dataclass(slots=True)
@@ -88,9 +102,10 @@ class Rows:
                 del self._former[row.session]
                 self._let_go.append(row.session)
 
-    def lose(self) -> None:
+    def lose(self, failure: FlexKVError) -> None:
         """The connection is lost: the tables stay as they are, and what they name stays held (see `forget`)."""
         for row in self.attached.values():
+            row.lost = failure
             row.pending.clear()
             self._former.setdefault(row.session, set()).add(row)
         self.attached.clear()
@@ -132,7 +147,8 @@ class Rows:
         self._changed[row.request] = row
 
     def take(self, row: AttachedRequest, version_max: int | None = None) -> list[Pages]:
-        """Changes of one request up to `version_max` (None: all), oldest first."""
+        """Changes of one request up to `version_max` (None: all), oldest first. Raises why its life is over."""
+        row.require_alive()
         self._raise_failure()
         taken = []
         while row.pending and (version_max is None or row.pending[0].version <= version_max):
@@ -157,6 +173,7 @@ class Rows:
 
     def acknowledge(self, row: AttachedRequest, version: int) -> None:
         """Owe the daemon an ack; a repeated one costs nothing. Raises BAD_ARGUMENT for a version never taken."""
+        row.require_alive()
         if not isinstance(version, int) or not 0 <= version <= row.taken:
             raise FlexKVError(
                 ErrorCode.BAD_ARGUMENT,

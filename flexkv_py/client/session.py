@@ -287,7 +287,7 @@ class Session:
         self._watching.clear()
         close_all(self._descriptors)
         self._descriptors.clear()
-        self.rows.lose()
+        self.rows.lose(failure)
         self.life += 1
 
     def known(self, registration: Registration) -> Handle:

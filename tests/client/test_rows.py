@@ -133,6 +133,16 @@ def test_of_a_report_too_long_the_largest_counts_go() -> None:
         report_of(b"", bytes(12 * (REPORT_PAGES_MAX + 1)), b"", b"")
 
 
+def test_a_lost_request_says_why(link: FakeLink) -> None:
+    """What the daemon said before it closed the connection is what every call on the request raises."""
+    row = attach(link)
+    link.say(messages.Failed(0, ErrorCode.ACK_OVERDUE.value, "version 3 was not acknowledged in time"))
+    link.session.lose("it closed the connection")
+    with refused(ErrorCode.ACK_OVERDUE) as refusal:
+        link.session.rows.take(row)
+    assert "version 3" in refusal.value.message
+
+
 def test_a_lost_session_is_let_go_of_when_its_last_request_is(link: FakeLink) -> None:
     """The same daemon hears after a reconnect that nothing is read for the old session any more, and not before."""
     first, second = attach(link, 1), attach(link, 2)

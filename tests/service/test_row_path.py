@@ -6,84 +6,22 @@ import os
 import socket
 import struct
 import subprocess
-import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flexkv_py.client import Client, Pages, RowRequest
+from flexkv_py.client import Client
 from flexkv_py.client.aio import AsyncClient
-from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.keys import BlockKey
-from flexkv_py.wire.messages import Ack, Attach, Attached, Detach, Done, LetGo, MapArena, Report, Segments
+from flexkv_py.errors import ErrorCode
+from flexkv_py.wire.messages import Detach, Done, MapArena, Segments
 
 from .conftest import GEOMETRY, DaemonThread, Worker
-from .rows import Table, chunk_of
+from .rows import CHUNKS, SECONDS_MAX, Table, attach, chunk_of, follow, refused, save, tokens
 from .test_protocol import Stranger
 
-BLOCK_TOKENS, CHUNKS = GEOMETRY.tokens_per_block, GEOMETRY.chunk_count
-SMALL = {"bytes": "1MiB", "segment_bytes": "1MiB", "huge_pages": False}
-SMALL_BLOCKS = (1 << 20) // GEOMETRY.block_bytes
 NOBODY = 65534
-SECONDS_MAX = 10.0
-
-
-def tokens(seed: int, block_count: int) -> range:
-    return range(seed * 1_000_000, seed * 1_000_000 + block_count * BLOCK_TOKENS)
-
-
-def save(worker: Worker, seed: int, block_count: int, first_page_block: int = 0, ack: str = "dram") -> list[BlockKey]:
-    """Save blocks of a chain of its own, from these pages; returns their keys."""
-    keys = worker.client.keys(tokens(seed, block_count))
-    ticket = worker.client.save(keys, worker.pages(first_page_block, block_count), worker.memory, ack=ack)
-    assert {outcome.value for outcome in ticket.wait().outcomes} <= {"stored", "present"}
-    return keys
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < end_s, "it did not come"
-        time.sleep(0.005)
-
-
-def follow(client: Client, request: RowRequest, table: Table, condition: Callable[[], bool]) -> None:
-    """Apply page changes, without acknowledging, until the condition holds."""
-    end_s = time.monotonic() + SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < end_s, "it did not come"
-        client.wait_for_pages(0.05)
-        table.apply(request.pages())
-
-
-def refused(code: ErrorCode, call: Callable[..., Any], *arguments: Any, **named: Any) -> FlexKVError:
-    with pytest.raises(FlexKVError) as refusal:
-        call(*arguments, **named)
-    assert refusal.value.code is code, refusal.value
-    return refusal.value
-
-
-@pytest.fixture
-def ssd(tmp_path: Path) -> dict[str, object]:
-    (tmp_path / "ssd").mkdir()
-    return {"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}
-
-
-def attach(client: Client, number: int, keys: list[BlockKey]) -> tuple[RowRequest, Table]:
-    request = client.attach(number, keys)
-    return request, Table(client.map_arena())
-
-
-def used_pages(daemon: DaemonThread) -> int:
-    return daemon.call(lambda: daemon.parts.planner.state.frames.used_pages)
-
-
-def readers(daemon: DaemonThread) -> int:
-    return daemon.call(lambda: len(daemon.parts.row_path.readers))
 
 
 def test_rows_are_read_where_they_lie(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
