@@ -84,7 +84,7 @@ def follow(client: Client, request: RowRequest, table: Table, condition: Callabl
     end_s = time.monotonic() + SECONDS_MAX
     while not condition():
         assert time.monotonic() < end_s, "it did not come"
-        client.wait_for_pages(0.05)
+        client.wait_for_pages(0.1)
         table.apply(request.pages())
 
 
