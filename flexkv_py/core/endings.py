@@ -123,10 +123,12 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
 
 def _fill_failed(state: State, transfer: Transfer, copy: DramCopy) -> None:
     """A copy that was there in part before is so again, while the block is whole below; another comes to nothing."""
-    if transfer.todo == copy.block.index.full_mask or not is_below(copy.block, Tier.DRAM) or copy.block.index.closed:
+    index = copy.block.index
+    begun = not copy.present or transfer.todo == index.full_mask
+    if begun or index.closed or not is_below(copy.block, Tier.DRAM):
         fail_fill(state, copy)
         return
-    state.frames.give(copy.block.index.frame_pages, copy.packed(copy.filling))
+    state.frames.give(index.frame_pages, copy.packed(copy.filling))
     copy.filling, copy.state = 0, CopyState.READY
     grant(state, copy)
     if copy.readers == 0:

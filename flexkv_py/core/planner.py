@@ -108,8 +108,9 @@ class Planner:
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
-        if state.rows.by_id:
+        if state.rows.going:
             leaving.free_going(state)
+        if state.rows.wants:
             replays.serve_wants(state)
         if state.room_loads or state.room_prefetches:
             serve_room_loads(state)

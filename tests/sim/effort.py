@@ -120,7 +120,7 @@ def potential_of(state: State) -> int:
             total += WEIGHT_WRITTEN if want in begun else WEIGHT_DEMAND + WEIGHT_DRAM * promoted
         elif want in begun:
             paid.add(want.staged)
-        elif dram is not None and not dram.readers:
+        elif dram is not None and not dram.readers and (target is None or target.state is not CopyState.READY):
             paid.add(dram)
     for index in [*state.indexes.values(), *(index for reset in state.resets for index in reset.indexes)]:
         for block in index.blocks.values():
@@ -156,7 +156,8 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
         return 0
     block = copy.block
     if copy.tier is Tier.DRAM and block.key in block.index.attached:
-        return weight if all(other.state is CopyState.DROPPED for other in block.copies() if other is not copy) else 0
+        below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
+        return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
     return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from flexkv_py.core.messages import (
     LoseSession,
     PagesAcknowledged,
     RefuseReplay,
+    ReplayOutcome,
     RequestAttached,
     RequestDetached,
     WorkerGone,
@@ -54,6 +56,7 @@ class Decoding:
     attached: int = 0
     version: int = 0
     told: int = 0
+    answered: bool = False
     table: dict[Spot, int] = field(default_factory=dict)
     sent: dict[Spot, int] = field(default_factory=dict)
     inbox: deque[ChangePages] = field(default_factory=deque)
@@ -77,12 +80,15 @@ class Worker:
 class RowTraffic:
     """All row-path workers of one life of the daemon."""
 
-    def __init__(self, world: World, chance: random.Random, gap_ns: int) -> None:
+    def __init__(
+        self, world: World, chance: random.Random, gap_ns: int, save: Callable[[Client, list[BlockKey]], None]
+    ) -> None:
         self._world = world
         self._chance = chance
         self._gap_ns = gap_ns
         self._workers: dict[int, Worker] = {}  # by session, until its process is gone
         self._requests = 0
+        self.save = save
         self.stopped = False
         self.counts: dict[str, int] = {}
         if gap_ns:
@@ -170,13 +176,22 @@ class RowTraffic:
         else:
             self._requests += 1
             decoding = Decoding(worker, self._requests, chance.choice(space.chains), since)
-        worker.decoding[decoding.number] = decoding
-        self._ask(decoding, chance.randint(1, len(decoding.chain)))
+        count = self._matched(worker, decoding.chain)
+        if count:
+            worker.decoding[decoding.number] = decoding
+            self._ask(decoding, count)
+
+    def _matched(self, worker: Worker, chain: tuple[BlockKey, ...]) -> int:
+        """Mostly what a match would answer: an engine computes the rest before it decodes. Now and then more."""
+        world, chance = self._world, self._chance
+        names = [world.name(worker.client, key) for key in chain]
+        ready = next((at for at, name in enumerate(names) if not world.is_ready(name)), len(chain))
+        return chance.randint(1, len(chain)) if chance.random() < 0.1 else ready
 
     def _go_further(self, decoding: Decoding) -> None:
-        if decoding.told and decoding.attached < len(decoding.chain) and self._chance.random() < 0.5:
-            self._ask(decoding, self._chance.randint(decoding.attached + 1, len(decoding.chain)))
-        elif self._chance.random() < 0.4:
+        if decoding.answered and decoding.attached < len(decoding.chain) and self._chance.random() < 0.5:
+            self._ask(decoding, max(decoding.attached, self._matched(decoding.worker, decoding.chain)))
+        elif self._chance.random() < 0.3:
             decoding.leaving = True
             self._go_on(decoding)
 
@@ -185,17 +200,19 @@ class RowTraffic:
         first = self._chance.randint(0, decoding.attached)
         asked = world.next_number()
         world.requests[asked] = (client, lambda: None)
-        world.refused[asked] = lambda code: self._refused(decoding, code)
+        before = decoding.attached
+        world.refused[asked] = lambda code: self._refused(decoding, before, code)
         keys = list(decoding.chain[first:count])
         decoding.attached = max(decoding.attached, count)
         world.post(RequestAttached(client.number, asked, decoding.number, first, keys, world.now_ns))
 
-    def _refused(self, decoding: Decoding, code: ErrorCode) -> None:
+    def _refused(self, decoding: Decoding, attached: int, code: ErrorCode) -> None:
         """A limit, or a reset meanwhile: what is attached goes on a step, then it ends."""
         fair = code in (ErrorCode.LIMIT_EXCEEDED, ErrorCode.DRAINING)
         if not fair and not (code is ErrorCode.BAD_ARGUMENT and self._was_reset(decoding)):
             raise Violation(f"request {decoding.number} may not be attached: {code}")
-        if not decoding.told:
+        decoding.attached = attached
+        if not decoding.attached:
             del decoding.worker.decoding[decoding.number]
         decoding.leaving = True
 
@@ -206,8 +223,9 @@ class RowTraffic:
         del self._world.requests[answer.asked]
         del self._world.refused[answer.asked]
         decoding = self._workers[answer.session].decoding[answer.request]
-        if not decoding.told:
+        if not decoding.answered:
             decoding.told = decoding.version = answer.version
+            decoding.answered = True
             self._world.after(self._delay(), self._step, decoding)
         self._count("attached")
 
@@ -313,7 +331,7 @@ class RowTraffic:
         if worker.gone or decoding.stepping or worker.decoding.get(decoding.number) is not decoding:
             return
         self._apply(decoding, arrived)
-        if not worker.client.alive or not decoding.told:
+        if not worker.client.alive or not decoding.answered:
             return
         if decoding.leaving:
             self._detach(decoding)
@@ -370,13 +388,17 @@ class RowTraffic:
         self._go_on(decoding)
 
     def refused(self, refusal: RefuseReplay) -> None:
-        """The step will not succeed: the engine recomputes, here by letting the request go or choosing other rows."""
+        """The step will not succeed: the engine recomputes, here by saving the blocks again, or lets the request go."""
         self._count(refusal.outcome.value)
-        decoding = self._workers[refusal.session].decoding[refusal.request]
+        worker = self._workers[refusal.session]
+        decoding = worker.decoding[refusal.request]
         decoding.missed, decoding.replays = [], 0
-        if self._chance.random() < 0.5 or self.stopped:
+        if self._chance.random() < 0.3 or self.stopped:
             decoding.leaving = True
-        self._world.after(self._delay(), self._step_or_end, decoding)
+        elif refusal.outcome is ReplayOutcome.LOST:
+            keys = list(decoding.chain[: decoding.attached])
+            self._world.after(self._delay(), self.save, worker.client, keys)
+        self._world.after(self._delay() * 5, self._step_or_end, decoding)
 
     def _step_or_end(self, decoding: Decoding) -> None:
         if decoding.leaving:
@@ -401,7 +423,7 @@ class RowTraffic:
         first: dict[tuple[str, object, int, int], Decoding] = {}
         for decoding in self._all():
             client = decoding.worker.client
-            if not decoding.worker.instance or not client.alive or not decoding.told or self._was_reset(decoding):
+            if not decoding.worker.instance or not client.alive or not decoding.answered or self._was_reset(decoding):
                 continue
             name = (decoding.worker.instance, client.namespace.digest, client.shard, decoding.number)
             other = first.setdefault(name, decoding)

@@ -107,6 +107,7 @@ class World:
         self.oracle = Oracle(self)
         self.digest = xxh3_64()
         self._specs = {space.digest: space.spec for space in self.namespaces}
+        self.recompute: Callable[[Client, list[BlockKey]], None] = lambda _client, _keys: None
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._pushed = 0
         self._numbers = 0
@@ -309,7 +310,7 @@ class World:
         self.asked: dict[int, tuple[Client, list[BlockKey], tuple[int, ...], Callable[[MatchAnswered], None]]] = {}
         self.requests: dict[int, tuple[Client, Callable[[], None]]] = {}
         self.refused: dict[int, Callable[[ErrorCode], None]] = {}
-        self.rows = RowTraffic(self, self._row_chance, self._row_gap_ns)
+        self.rows = RowTraffic(self, self._row_chance, self._row_gap_ns, self.recompute)
         self.recovering = list(self.stores)
         self._answers: dict[type[Instruction], Callable[[Any], None]] = {
             StartMove: self.executor.start_move,
