@@ -24,6 +24,8 @@ from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, W
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_py.rows.table import Requests
 
+NOT_THE_TIERS = (Fault.TOO_LONG, Fault.CORRUPT)
+"""Faults of a write that say nothing of the tier: what was to be written was not as it should be."""
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
@@ -116,7 +118,7 @@ class Level:
             self.faults_in_row = 0
             if self._shrunk_until_ns <= now_ns:
                 self.capacity_bytes = self._room_bytes
-        elif result.fault is not Fault.TOO_LONG and self.pause_until_ns <= now_ns:  # those of one moment are one fault
+        elif result.fault not in NOT_THE_TIERS and self.pause_until_ns <= now_ns:  # those of one moment are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 

@@ -201,7 +201,8 @@ class RowPath:
         if former.session is session or not same:
             raise _bad_argument(f"session {message.session} is no earlier one of this process: name one of its own")
         former.session.connection.close()
-        self._gone(former)
+        if message.session in self.readers:
+            self._gone(former)
         return Done(message.id)
 
     # ---------------------------------------------------------------- readers
@@ -260,7 +261,10 @@ class RowPath:
     # ----------------------------------------------------- what the planner says
 
     def _attach_answered(self, answer: AttachAnswered) -> None:
-        self.readers[answer.session].attached[answer.request] = self._attaching
+        reader = self.readers.get(answer.session)
+        if reader is None:
+            return  # its socket closed meanwhile, and it has heard of nothing that it could read
+        reader.attached[answer.request] = self._attaching
         self._tell(answer.session, Attached(answer.asked, answer.request, answer.version, self._attaching))
 
     def _change_pages(self, change: ChangePages) -> None:

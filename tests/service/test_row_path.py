@@ -8,6 +8,7 @@ import struct
 import subprocess
 from array import array
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,45 @@ def receive_with_descriptors(stranger: Stranger) -> tuple[Any, list[int]]:
     packed = b"".join(content for _, _, content in ancillary)
     stranger.feed(data)
     return stranger.hear(), list(array("i", packed))
+
+
+class TestShared:
+    """A trust group whose workers map the arena writable, because their devices can pin nothing else."""
+
+    @pytest.fixture
+    def shared(self, start: Callable[..., DaemonThread], tmp_path: Path) -> DaemonThread:
+        ssd = {"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}
+        (tmp_path / "ssd").mkdir()
+        return start(row_path={"arena": "shared"}, ssd=ssd)
+
+    def test_what_a_worker_wrote_over_is_not_stored_and_not_served(self, shared: DaemonThread) -> None:
+        """The block's checksum is verified before it goes down: it is dropped everywhere, its neighbours are stored."""
+        with Client(shared.socket, GEOMETRY) as client:
+            arena = client.map_arena(writable=True)
+            assert arena.writable
+            worker = Worker(client)
+            worker.fill(6)
+            keys = save(worker, 6, 3)
+            request, table = attach(client, 7, keys)
+            follow(client, request, table, lambda: len(table.frames) == 3 * CHUNKS)
+            assert table.arena is arena
+            spoilt = arena.view(table.frames[1, 2], 8)
+            spoilt[:] = b"scribble"
+            spoilt.release()
+            client.flush("ssd", deadline_s=5).wait()
+            follow(client, request, table, lambda: len(table.revoked) == CHUNKS)
+            assert {block for block, _ in table.revoked} == {1}
+            request.ack(table.version)
+            assert client.match(keys).length == 1
+            request.detach()
+
+    def test_a_worker_may_still_ask_for_a_read_only_mapping(self, shared: DaemonThread) -> None:
+        """Who needs no more gets no more, and is given the other kind when asked for."""
+        with Client(shared.socket, GEOMETRY) as client:
+            arena = client.map_arena()
+            with pytest.raises(TypeError, match="readonly"):
+                arena.segments[0][0] = 1
+            writable = client.map_arena(writable=True)
+            writable.segments[0][:4] = b"both"
+            assert arena.segments[0][:4] == b"both"
+            assert client.map_arena() is writable
