@@ -94,12 +94,13 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         if transfer.ahead_bytes:
             level.forecast.note(transfer.ahead_bytes, state.now_ns - transfer.started_ns, state.now_ns)
         assert not copy.filling, "a promotion ended before all its chunks had landed"
-        copy.state = CopyState.READY
         unpin(state, source)
         state.count("promotions", source.tier.name.lower())
-        if copy.lacks and not is_below(block, Tier.DRAM):  # the record it was read from was lost meanwhile
+        if copy.lacks and not is_below(block, Tier.DRAM):
             fail_fill(state, copy)
+            _tell_waiters(state, copy, ok=False, why="the record it was read from was lost meanwhile")
             return
+        copy.state = CopyState.READY
         settle(state, block)
         wanted = copy.readers > 0 or copy in state.waiters
         grant(state, copy)

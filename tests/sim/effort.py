@@ -14,6 +14,7 @@ are drops, which need a record each, and promotions for staging, of which each t
 | a DRAM copy of a running request that is below, or being written there | 0 | that record stays as long as it runs |
 | a block that a request wants below | 5, and 2 for a DRAM copy to be made | its write; 1 once that runs |
 | a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |
+| a block that a failed step waits for | 1 | its SSD record may have stood ready to go, until it is read |
 | a block a flush has not looked at | 7 | a demand |
 
 Besides, nothing is set aside for S3 only to be refused, and no wake-up that the planner asks for is in vain.
@@ -148,6 +149,7 @@ def _asked(state: State) -> int:
     for row in state.transfers.values():
         if row.kind is TransferKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
             total += WEIGHT_DEMAND
+    total += WEIGHT_SSD * sum(not want.reads for want in state.rows.wants)
     return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
 
 

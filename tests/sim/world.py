@@ -310,7 +310,7 @@ class World:
         self.asked: dict[int, tuple[Client, list[BlockKey], tuple[int, ...], Callable[[MatchAnswered], None]]] = {}
         self.requests: dict[int, tuple[Client, Callable[[], None]]] = {}
         self.refused: dict[int, Callable[[ErrorCode], None]] = {}
-        self.rows = RowTraffic(self, self._row_chance, self._row_gap_ns, self.recompute)
+        self.rows = RowTraffic(self, self._row_chance, 0 if self.faults.stopped else self._row_gap_ns, self.recompute)
         self.recovering = list(self.stores)
         self._answers: dict[type[Instruction], Callable[[Any], None]] = {
             StartMove: self.executor.start_move,
