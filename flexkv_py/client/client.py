@@ -185,7 +185,8 @@ class Client(ConnectedClient):
         except BaseException:
             self._forget_row(row)
             raise
-        row.begin(attached)
+        with self._lock:
+            row.begin(attached)
         return RowRequest(self, row)
 
     def page_changes(self) -> list[Pages]:

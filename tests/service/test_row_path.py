@@ -15,11 +15,11 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkv_py.client.aio import AsyncClient
-from flexkv_py.errors import ErrorCode
+from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import Detach, Done, MapArena, Segments
 
 from .conftest import GEOMETRY, DaemonThread, Worker
-from .rows import CHUNKS, SECONDS_MAX, Table, attach, chunk_of, follow, refused, save, tokens
+from .rows import CHUNKS, SECONDS_MAX, Table, attach, chunk_of, follow, readers, refused, save, tokens
 from .test_protocol import Stranger
 
 NOBODY = 65534
@@ -81,6 +81,45 @@ def test_an_asyncio_client_reads_rows_too(daemon: DaemonThread, connect: Callabl
 
     asyncio.run(scene())
     assert daemon.call(lambda: dict(daemon.parts.row_path.traffic.messages)) == {"ack": 1, "report": 1}
+
+
+def test_an_asyncio_request_ends_with_its_connection(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
+    """Whoever waits is told at once, the rows stay readable, and the daemon hears on the next connection who let go."""
+    worker = Worker(connect())
+    worker.fill(4)
+    save(worker, 4, 2)
+
+    async def scene() -> None:
+        async with AsyncClient(daemon.socket, GEOMETRY) as client:
+            request = await client.attach(5, client.keys(tokens(4, 2)))
+            table = Table(await client.map_arena())
+            while not table.frames:
+                await client.wait_for_pages(SECONDS_MAX)
+                table.apply(request.pages())
+            waiting = asyncio.create_task(client.wait_for_pages(SECONDS_MAX))
+            await asyncio.sleep(0)
+            drop_connections(daemon)
+            with pytest.raises(FlexKVError) as lost:
+                await waiting
+            assert lost.value.code is ErrorCode.DAEMON_LOST
+            refused(ErrorCode.DAEMON_LOST, request.pages)
+            refused(ErrorCode.DAEMON_LOST, request.ack, table.version)
+            assert all(table.read(*spot) == chunk_of(worker, *spot) for spot in table.frames)
+            await client.connect()
+            again = await client.attach(5, client.keys(tokens(4, 2)))
+            assert readers(daemon) == 2
+            await request.detach()
+            await client.ping()
+            assert readers(daemon) == 1
+            assert await client.map_arena() is table.arena
+            await again.detach()
+
+    asyncio.run(scene())
+
+
+def drop_connections(daemon: DaemonThread) -> None:
+    """Close every connection, as a daemon in trouble might."""
+    daemon.call(lambda: [session.connection.close() for session in list(daemon.parts.sessions.by_number.values())])
 
 
 class TestMapping:

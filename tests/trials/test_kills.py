@@ -35,5 +35,5 @@ def test_every_acknowledged_save_survives_sigkill_fifty_times(tmp_path: Path) ->
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_row_workers_killed_in_mid_step_read_no_wrong_row(tmp_path: Path) -> None:
-    """Ten thousand steps of turnover by workers that are killed and stopped: rows right, frames all back, counts exact."""
+    """Ten thousand steps of turnover by workers that are killed and stopped: rows right, every frame back."""
     assert row_workers(tmp_path, kills=40, workers=4)["steps"] > 10_000
