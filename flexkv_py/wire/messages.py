@@ -2,7 +2,7 @@
 
 A frame is `u32 length ‖ body`; the body is one msgpack array `[tag, id, …]`. `id` is chosen by the
 client and copied into the one reply. Messages the daemon sends of itself have `id` 0 and tags of
-128 and above; a client queues them for `poll()`. Many keys travel as one bytes field (16 bytes each),
+128 and above; a client queues them for `poll()`, page changes for whoever attached the request. Many keys travel as one bytes field (16 bytes each),
 many pages as u32 little endian. Fields may be appended with defaults; nothing is ever reordered.
 Times are durations in milliseconds: no clock is shared.
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,23 @@ def test_blocks_saved_later_are_granted_when_they_come(daemon: DaemonThread, con
     save(worker, 2, 3)
     follow(client, request, table, lambda: len(table.frames) == 3 * CHUNKS)
     assert table.read(2, CHUNKS - 1) == chunk_of(worker, 2, CHUNKS - 1)
+
+
+def test_a_thread_that_waits_for_pages_holds_up_no_other(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
+    """While one thread waits for page changes, others call on the same connection; the change wakes it."""
+    client, worker = connect(), Worker(connect())
+    worker.fill(5)
+    request, table = attach(client, 3, client.keys(tokens(5, 1)))
+    table.apply(request.pages())
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.wait_for_pages, SECONDS_MAX)
+        for _ in range(50):
+            client.ping()
+        assert not waiting.done()
+        save(worker, 5, 1)
+        assert waiting.result()
+    assert [pages.version for pages in request.pages()] == [table.version + 1]
+    assert not client.wait_for_pages(0.01)
 
 
 def test_an_asyncio_client_reads_rows_too(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
