@@ -20,6 +20,8 @@ PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 SEGMENTS_PER_REPLY_MAX = 32
 """Descriptors beside one `Segments`: the kernel takes 253, and counts those nobody has received yet."""
+ATTACH_KEYS_MAX = 256
+"""Keys in one `Attach`: each block is granted chunk by chunk, and others wait meanwhile."""
 REPORT_PAGES_MAX = 4096
 """Entries of each kind in one `Report`."""
 HEAT_ENTRY_BYTES, ABSENT_ENTRY_BYTES, REPLAYED_ENTRY_BYTES, MISS_ENTRY_BYTES = 16, 12, 4, 16

@@ -58,6 +58,22 @@ def test_blocks_saved_later_are_granted_when_they_come(daemon: DaemonThread, con
     assert table.read(2, CHUNKS - 1) == chunk_of(worker, 2, CHUNKS - 1)
 
 
+def test_a_long_request_is_attached_in_slices(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
+    """More blocks than one message takes; and where a later slice is refused, nothing of the request stays attached."""
+    client = connect()
+    keys = client.keys(tokens(6, 600))
+    request = client.attach(1, keys)
+    assert request.block_count == 600
+    request.detach()
+    refused(ErrorCode.DUPLICATE_KEY, client.attach, 1, [*keys, keys[0]])
+    client.ping()
+    assert daemon.call(lambda: daemon.parts.planner.state.rows.by_id) == {}
+    refused(ErrorCode.BAD_ARGUMENT, client.attach, 1, [])
+    again = client.attach(1, keys[:3])
+    again.extend(keys[3:])
+    assert again.block_count == 600
+
+
 def test_a_thread_that_waits_for_pages_holds_up_no_other(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
     """While one thread waits for page changes, others call on the same connection; the change wakes it."""
     client, worker = connect(), Worker(connect())
