@@ -16,7 +16,7 @@ from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Demand, Transfer
-from flexkv_py.rows.attached import grant
+from flexkv_py.rows.attached import grant, revoke_copy
 
 LOST_FAULTS = (Fault.CORRUPT, Fault.MISSING)
 """Faults that mean the record is worthless: it is dropped, so nobody asks for it again."""
@@ -182,6 +182,9 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         _note_fault(state, target, "demotion: ", result)
         state.wake_at(level.pause_until_ns)
+    if result.fault is Fault.CORRUPT and block.dram is not None and block.dram is source:
+        revoke_copy(state, block.dram)  # a worker of a shared arena wrote there: whoever reads it reads garbage
+        fail_fill(state, block.dram)
     unpin(state, source, cold=block.uses == transfer.uses)
     why = "" if result.fault is None else result.detail or result.fault.value
     _tell_waiters(state, target, ok=result.fault is None, why=why)

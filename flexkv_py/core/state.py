@@ -23,6 +23,8 @@ from flexkv_py.core.transfers import Demand, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_py.rows.table import Requests
 
+NOT_THE_TIERS = (Fault.TOO_LONG, Fault.CORRUPT)
+"""Faults of a write that say nothing of the tier: what was to be written was not as it should be."""
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
@@ -104,7 +106,7 @@ class Level:
         self.wrote_ns = now_ns
         if result.fault is None:
             self.faults_in_row = 0
-        elif result.fault is not Fault.TOO_LONG and self.pause_until_ns <= now_ns:  # those of one moment are one fault
+        elif result.fault not in NOT_THE_TIERS and self.pause_until_ns <= now_ns:  # those of one moment are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 

@@ -193,4 +193,4 @@ def lose_late_ranks(state: State, request: Running) -> None:
         if rank.owes and rank.owes[0][1] + state.rows.limits.ack_ns_max <= state.now_ns:
             why = f"version {rank.owes[0][0]} of request {request.called} was not acknowledged in time (ack_s_max)"
             rank.owes.clear()
-            state.out.append(LoseSession(rank.session, ErrorCode.DEADLINE_EXCEEDED, why))
+            state.out.append(LoseSession(rank.session, ErrorCode.ACK_OVERDUE, why))
