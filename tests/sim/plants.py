@@ -250,7 +250,7 @@ def _leases_of_the_dead(right: Any) -> Any:
 @_plant("a chunk counts as landed in a later one's place", (endings, "on_chunk_landed"), (planner, "on_chunk_landed"))
 def _chunks_out_of_step(right: Any) -> Any:
     def on_chunk_landed(state: State, event: Any) -> None:
-        full = state.transfers[event.transfer].block.index.chunk_count
+        full = state.transfers[event.transfer].copy.block.index.chunk_count
         event.chunk = full - 1 - event.chunk
         right(state, event)
 

@@ -6,6 +6,7 @@ order while anything reads it, so whatever stands in the order may be evicted as
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from flexkv_py.core.blocks import Copy, CopyList
@@ -16,7 +17,7 @@ NEW_MIN = 1
 would push each other out for ever."""
 
 
-class Policy:
+class Policy(ABC):
     """The order of one tier's READY, unpinned copies. Every operation is O(1), or amortised O(1).
 
     Blocks used once and blocks used again, each list by last use; and before both what was cooled. A copy that is
@@ -49,6 +50,6 @@ class Policy:
         """A copy that nobody asked for, or an orphan: the first victim."""
         self.cold.push_oldest(copy)
 
+    @abstractmethod
     def coldest(self) -> Copy | None:
         """The next victim; it stays in the order until removed."""
-        raise NotImplementedError
