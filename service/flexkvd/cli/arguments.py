@@ -30,6 +30,27 @@ def positive(word: str) -> int:
     return int(word)
 
 
+def whole(word: str) -> int:
+    """A whole number from 0 to COUNT_MAX."""
+    return 0 if word == "0" else positive(word)
+
+
+def counts(word: str) -> tuple[int, ...]:
+    """`2048,4096` → whole numbers of at least 1, each once, in order of size."""
+    return tuple(sorted({positive(part) for part in word.split(",")}))
+
+
+def share(word: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no share: write a number from 0 to 1, as 0.85")
+    return value
+
+
 def block_count(word: str) -> int | None:
     """A number of blocks of at least 1; `inf` → None."""
     return None if word == "inf" else positive(word)
@@ -47,3 +68,13 @@ def writable_file(word: str) -> Path:
     if path.is_dir() or not os.access(place, os.W_OK):
         raise argparse.ArgumentTypeError(f"{word!r} cannot be written: name a file in a writable folder")
     return path
+
+
+def dram_room(word: str) -> float | int:
+    """`50%` → 0.5 of all; a number of at least 1 → so many."""
+    if not word.endswith("%"):
+        return positive(word)
+    try:
+        return share(str(float(word[:-1]) / 100))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is neither a share, like 50%, nor a number of chunks") from None
