@@ -19,7 +19,7 @@ DECLARATIONS = {Path("flexkv_py/core/messages.py"), Path("flexkv_py/rows/message
 TEST_LINES_MAX = 500
 FUNCTION_LINES_MAX = 50
 CORE_LINES_MAX = 3_500
-ROWS_LINES_MAX = 1_200
+ROWS_LINES_MAX = 1_800
 ABBREVIATIONS = {"src", "dst", "cfg", "conf", "buf", "msg", "idx", "cnt", "num", "tmp", "ptr", "req", "resp", "res"}
 GIVEN_BY_PYTEST = {"tmp_path", "tmp_path_factory"}
 
@@ -90,7 +90,7 @@ def test_the_core_stays_readable_in_a_sitting():
 
 
 def test_the_row_path_stays_as_readable():
-    """What decides in `flexkv_py.rows` has at most 1,200 lines, its vocabulary aside."""
+    """What decides in `flexkv_py.rows` has at most 1,800 lines, its vocabulary aside."""
     assert sum(line_count(path) for path in files("flexkv_py/rows") if path not in DECLARATIONS) <= ROWS_LINES_MAX
 
 

@@ -59,7 +59,7 @@ def test_a_failed_step_brings_the_other_chunks_of_its_block(policy):
     known(policy, 8, 4)
     absent(policy, 5, REPORT_NS, chunk=1)
     guesses = ahead(policy, REPORT_NS)
-    assert [(5, 2, Reason.SIBLING), (5, 3, Reason.SIBLING)] == [each for each in guesses if each[2].urgent]
+    assert [each for each in guesses if each[2].urgent] == [(5, 2, Reason.SIBLING), (5, 3, Reason.SIBLING)]
     assert policy.predicted[Reason.SIBLING] == 2
     assert ahead(policy, REPORT_NS) == []
 
