@@ -58,6 +58,7 @@ class Planner:
             messages.PagesAcknowledged: partial(attached.on_acknowledged, self.state),
             messages.HeatReported: partial(replays.on_heat, self.state),
             messages.WorkerGone: partial(attached.on_worker_gone, self.state),
+            messages.RoomRestored: lambda event: self.state.levels[event.tier].restore(),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
@@ -137,7 +138,8 @@ class Planner:
                 let_go(state, state.leases[subject])
             elif kind == "shrunk" and state.levels[messages.Tier(subject)].shrunk_until_ns <= state.now_ns:
                 level = state.levels[messages.Tier(subject)]
-                level.capacity_bytes, state.more = level.room_bytes, True
+                level.restore()
+                state.more = True
             elif kind == "ack" and subject in state.rows.by_id:
                 attached.lose_late_ranks(state, state.rows.by_id[RequestId(subject)])
             elif kind == "replay" and subject in state.rows.by_id:
