@@ -101,12 +101,10 @@ def close_ranks(state: State, session: Session) -> None:
 def _leave(state: State, request: Running, rank: Rank) -> None:
     if len(request.ranks) == 1:
         attached = request.index.attached
-        for position, key in enumerate(request.keys):
-            others = tuple(other for other in attached.pop(key) if other is not request)
-            if others:
-                attached[key] = others
-            for chunk in chunks_in(request.granted[position]):
-                state.rows.policy.revoked(Place(request.id, position, chunk))
+        for key in request.keys:
+            reading = attached.pop(key)
+            if len(reading) > 1:
+                attached[key] = tuple(other for other in reading if other is not request)
     _released(state, state.rows.leave(request, rank))
 
 
