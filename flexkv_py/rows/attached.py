@@ -46,7 +46,11 @@ def on_attached(state: State, event: RequestAttached) -> None:
     if refusal is not None:
         refuse(state, event.session, event.asked, 0, *refusal)
         return
+    revived = named is not None and not named.live
     request, rank = table.join(index, owner, event)
+    if revived:
+        for position, chunks in enumerate(request.granted):
+            _tell_policy(state, request, position, chunks)
     if mine is not None:
         table.policy.resumed(request.id, state.now_ns)
     state.out.append(AttachAnswered(event.session, event.asked, event.request, request.version))
@@ -96,6 +100,8 @@ def close_ranks(state: State, session: Session) -> None:
     """The session's socket is gone; its process may still read what it was granted."""
     for request in state.rows.of_session.get(session.id, {}).values():
         request.close(request.ranks[session.id])
+        if not request.live:  # nothing of it can be had before its processes are gone
+            state.rows.policy.detached(request.id)
 
 
 def _leave(state: State, request: Running, rank: Rank) -> None:
@@ -135,9 +141,13 @@ def _grant_to(state: State, request: Running, position: int, copy: DramCopy) -> 
         return
     if request.grant(position, copy, chunks):
         state.pin(copy)
+    _tell_policy(state, request, position, chunks)
+    state.rows.changed[request] = None
+
+
+def _tell_policy(state: State, request: Running, position: int, chunks: int) -> None:
     for chunk in chunks_in(chunks):
         state.rows.policy.granted(Place(request.id, position, chunk), state.now_ns)
-    state.rows.changed[request] = None
 
 
 def revoke_copy(state: State, copy: DramCopy) -> None:
@@ -158,8 +168,9 @@ def revoke_closed(state: State) -> None:
 def revoke(state: State, request: Running, position: int, chunks: int) -> None:
     """Let one request read these chunks (mask) no more, once all its ranks have acknowledged that."""
     request.revoke(position, chunks)
-    for chunk in chunks_in(chunks):
-        state.rows.policy.revoked(Place(request.id, position, chunk))
+    if request.live:
+        for chunk in chunks_in(chunks):
+            state.rows.policy.revoked(Place(request.id, position, chunk))
     if request.pinned(position) & chunks:  # its copy had to go: another is to be read
         state.rows.wants.append(Want(request, position))
     state.rows.changed[request] = None
