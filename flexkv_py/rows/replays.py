@@ -62,21 +62,13 @@ def _begin_replay(state: State, request: Running, rank: Rank, absents: list[Abse
         rank.wanted[absent.block] = rank.wanted.get(absent.block, 0) | 1 << absent.chunk
         if request.missing(absent.block) != missed:
             table.wants.append(Want(request, absent.block))
-    if _pinned_pages(state) > limits.pinned_share_max * state.frames.total_pages:
-        why = "failed steps need more than their share of DRAM (pinned_share_max): try later, or recompute"
+    pinned_pages = request.index.frame_pages * sum(chunks.bit_count() for chunks in rank.wanted.values())
+    if pinned_pages > limits.pinned_share_max * state.frames.total_pages:
+        why = "the step needs more than its share of DRAM (pinned_share_max): recompute, or give it more"
         _refuse(state, request, rank, ReplayOutcome.NO_ROOM, why)
         return
     rank.wanted_until_ns = state.now_ns + limits.replay_ns_max
     state.wake_at(rank.wanted_until_ns, "replay", request.id)
-
-
-def _pinned_pages(state: State) -> int:
-    return sum(
-        chunks.bit_count() * request.index.frame_pages
-        for request in state.rows.by_id.values()
-        for rank in request.ranks.values()
-        for chunks in rank.wanted.values()
-    )
 
 
 def _end_replay(rank: Rank) -> None:

@@ -32,7 +32,7 @@ class RowLimits:
     absent_replays_max: int = 8
     """A step that fails more often in a row is refused."""
     pinned_share_max: float = 0.5
-    """Of DRAM, for what failed steps of all requests need."""
+    """Of DRAM, for what one failed step needs."""
 
 
 class _OfRequest(Protocol):

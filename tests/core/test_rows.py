@@ -265,7 +265,7 @@ def test_a_replay_is_refused_when_its_time_is_over(benches):
 
 
 def test_a_replay_that_asks_for_too_much_is_refused_at_once(benches):
-    """Failed steps may pin no more than their share of DRAM."""
+    """A failed step may pin no more than its share of DRAM."""
     bench = shrunk(benches, rows=RowLimits(pinned_share_max=0.2))
     fail(bench, (0, 0), (0, 1))
     [refusal] = told(bench, RefuseReplay)
