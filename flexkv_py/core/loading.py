@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flexkv_py.core.blocks import CopyState, DramCopy
 from flexkv_py.core.messages import BlockCopy, Outcome, Priority, StartCopies, TicketKind, Tier, TransferResult
-from flexkv_py.core.moves import promotion_may_start, start_promotion, unpin
+from flexkv_py.core.moves import unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import take_frames
+from flexkv_py.core.room import promote
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_prefix, settle_key
@@ -71,15 +71,9 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
             end_prefix(state, ticket, position, Outcome.FAILED if block.ready else Outcome.MISS)
             return True
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
-        if not promotion_may_start(state, block, priority):
+        dram = promote(state, block, source, priority, ticket.deadline_ns)
+        if dram is None:
             return False
-        stood_ready = source.queue is state.levels[source.tier].reclaimable
-        state.pin(source)  # making room must not evict what we are about to read
-        frames = take_frames(state, index)
-        unpin(state, source, cold=frames is None and stood_ready)  # a load that waits uses nothing
-        if frames is None:
-            return False
-        dram = start_promotion(state, block, source, frames, priority, ticket.deadline_ns)
         state.tell(block.key, "promote", source.tier, ticket.kind.value)
     if block is None or dram is None:
         end_prefix(state, ticket, position, Outcome.MISS)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
-from flexkv_py.core.blocks import Block, Copy, Index
+from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
 from flexkv_py.core.messages import Priority, Tier
-from flexkv_py.core.moves import evict, start_demotion
+from flexkv_py.core.moves import evict, start_demotion, start_reading, unpin
 from flexkv_py.core.placement import Verdict, explain, judge, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
@@ -49,6 +49,25 @@ def take_frames(state: State, index: Index) -> bytes | None:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
     state.more = True  # may go, but not in one event
     return None
+
+
+def promote(state: State, block: Block, source: Copy, priority: Priority, deadline_ns: int = 0) -> DramCopy | None:
+    """Read a whole block from below into DRAM; None when that must wait for the link or for room.
+
+    Half of the link is for loads: nothing else may keep them waiting.
+    """
+    if not state.promotions.takes(block.index.record_bytes, share=1 if priority is Priority.LOAD else 2):
+        return None
+    stood_ready = source.queue is state.levels[source.tier].reclaimable
+    state.pin(source)  # making room must not evict what we are about to read
+    frames = take_frames(state, block.index)
+    unpin(state, source, cold=frames is None and stood_ready)  # who waits uses nothing
+    if frames is None:
+        return None
+    assert block.dram is None
+    copy = block.dram = DramCopy(block, frames)
+    start_reading(state, copy, source, priority, deadline_ns)
+    return copy
 
 
 def _evict_one(state: State, level: Level) -> Copy | None:
