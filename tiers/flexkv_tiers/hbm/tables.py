@@ -6,7 +6,7 @@ contents in a step, `pool` and `graph` between steps. docs/row-path.md says what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ UNMANAGED = torch.iinfo(torch.int32).max
 
 HITS, MISSES, ABSENTS, REFUSED = range(COUNTERS)
 SEGMENTS_MAX = 4096
+
+Allocate = Callable[[tuple[int, int]], torch.Tensor]
+"""Makes the uint8 tensor [slots, slot_bytes] of one layer and plane: in memory a daemon can open, if it is to."""
 
 
 class Segments:
@@ -105,10 +108,18 @@ class GroupTables:
     [requests_max, 4]. Of the step: `slots` int32 [batch_max, Q, K], the output; `newest_slot` int32
     [batch_max, Q], where the rows of the step's own tokens belong; the miss list, `miss_count` int32
     [batch_max] and `miss_id`, `miss_slot`, `miss_frame` int32 [batch_max, Q·K]. `rows[plane][layer]` is
-    uint8 [requests_max, H + newest, slot_bytes]. Slot numbers in outputs count over all requests.
+    uint8 [requests_max, H + newest, slot_bytes]. Slot numbers in outputs count over all requests. `all_rows`
+    are the same tensors flat, [slots, slot_bytes], with `page_count` pages of `ids_per_block` slots behind.
     """
 
-    def __init__(self, shape: GroupShape, device: torch.device, page_table: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        shape: GroupShape,
+        device: torch.device,
+        page_table: torch.Tensor | None = None,
+        page_count: int = 0,
+        allocate: Allocate | None = None,
+    ) -> None:
         self.shape = shape
         requests, batch, blocks = shape.limits.requests_max, shape.limits.batch_max, shape.limits.blocks_max
         self.slot_position = _full((requests, shape.slots), EMPTY, device)
@@ -123,12 +134,12 @@ class GroupTables:
         self.miss_id = _full((batch, shape.picks), EMPTY, device)
         self.miss_slot = _full((batch, shape.picks), EMPTY, device)
         self.miss_frame = _full((batch, shape.picks), EMPTY, device)
+        hot = requests * shape.width
+        slots = hot + page_count * shape.ids_per_block
+        make = allocate or (lambda size: torch.zeros(size, dtype=torch.uint8, device=device))
+        self.all_rows = tuple(tuple(make((slots, plane.slot_bytes)) for _ in shape.layers) for plane in shape.planes)
         self.rows = tuple(
-            tuple(
-                torch.zeros((requests, shape.width, plane.slot_bytes), dtype=torch.uint8, device=device)
-                for _ in shape.layers
-            )
-            for plane in shape.planes
+            tuple(rows[:hot].view(requests, shape.width, -1) for rows in layers) for layers in self.all_rows
         )
 
     def open(self, request: int) -> None:
