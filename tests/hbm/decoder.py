@@ -95,6 +95,8 @@ class Decoder:
     def step(self, wanted: list[int], select: Select, accepted: Callable[[int], int] = lambda _: 1) -> list[Outcome]:
         """One decode step; every row that comes back is looked at. Returns outcomes in the order of `begin`."""
         batch = self.path.begin(wanted)
+        if not batch:
+            return []
         for shape in self.shapes:
             self._group(batch, shape, select)
         runs = self.path.collect()

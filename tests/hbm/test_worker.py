@@ -116,6 +116,7 @@ def test_replays_end_in_residence_or_in_handing_back():
     for pages, outcome in ((24, Outcome.LOAD), (9, Outcome.HAND_BACK)):
         decoder = Decoder(pages=pages, replays_max=2)
         hot(decoder, 1, text=1, tokens=60)
+        decoder.attach(2, text=2, tokens=8)
         outcomes = []
         while not outcomes or outcomes[-1] is Outcome.REPLAY:
             outcomes += decoder.step([1], fill)

@@ -68,7 +68,7 @@ class RowPath:
         self._replays_max = replays_max
         self._tokens_per_block = next(iter(tables.groups.values())).shape.tokens_per_block
         self._attached: dict[int, _Attached] = {}
-        self._batch: list[int] = []  # requests of the step under way, in batch order
+        self._batch: list[int] | None = None  # requests of the step under way, in batch order; None between steps
         self._collected: list[RowRun] | None = None
         self._acks: deque[tuple[int, int, Callable[[], bool]]] = deque()
 
@@ -214,14 +214,13 @@ class RowPath:
 
     def begin(self, wanted: Sequence[int]) -> list[int]:
         """Begin a step; returns the requests that take part, in batch order. The others wait: for pages of the
-        daemon or a load, or for an HBM page for their next block.
+        daemon or a load, or for an HBM page for their next block. When all wait there is no step.
 
         Raises FlexKVError(LIMIT_EXCEEDED, BAD_ARGUMENT) before anything is changed.
         """
         self._check_between_steps()
         self._check_batch(wanted)
-        queries = self.tables.limits.queries
-        self._batch = []
+        queries, batch = self.tables.limits.queries, []
         for request in wanted:
             attached, room = self._attached[request], self.pool.rooms[request]
             if attached.replays.state is not StepState.READY or room.stage is Stage.LOADING:
@@ -229,11 +228,12 @@ class RowPath:
             grown, changes = self.pool.grow(request, -(-(attached.newest.length + queries) // self._tokens_per_block))
             self._write(changes)
             if grown:
-                self._batch.append(request)
-        rows = [self.pool.rooms[request].row for request in self._batch]
-        failed = [row for request, row in zip(self._batch, rows, strict=True) if self._attached[request].failed]
-        self.tables.begin(rows, failed)
-        return list(self._batch)
+                batch.append(request)
+        if batch:
+            failed = [self._row(request) for request in batch if self._attached[request].failed]
+            self.tables.begin([self._row(request) for request in batch], failed)
+            self._batch = batch
+        return list(batch)
 
     def plan(self, group: int, topk: Tensor) -> Tensor:
         """Slots, int32 [batch_max, Q, K], of the ids `topk` selected by `group`; -1 where padded or not ok.
@@ -241,11 +241,9 @@ class RowPath:
         Slots count in `tables.rows_of(layer, plane)` for every layer of the group; `wait(layer)` before reading.
         Raises FlexKVError(BAD_ARGUMENT, LIMIT_EXCEEDED) for what `checks` refuses, before anything is planned.
         """
-        if not self._batch and not self.tables.is_capturing:
-            raise FlexKVError(ErrorCode.BAD_ARGUMENT, "no step is under way: begin one")
-        rows = [self.pool.rooms[request].row for request in self._batch]
-        lengths = [self._attached[request].newest.length for request in self._batch]
-        self.tables.check_step(group, topk, rows, lengths)
+        batch = [] if self.tables.is_capturing else self._of_step()
+        lengths = [self._attached[request].newest.length for request in batch]
+        self.tables.check_step(group, topk, [self._row(request) for request in batch], lengths)
         return self.tables.plan(group, topk)
 
     def newest_slots(self, group: int) -> Tensor:
@@ -260,7 +258,7 @@ class RowPath:
         """How the step went, per request of the batch. On a device this waits for the step."""
         assert self._collected is None
         self.tables.copies.join()
-        self._collected = self.tables.runs([self.pool.rooms[request].row for request in self._batch])
+        self._collected = self.tables.runs([self._row(request) for request in self._of_step()])
         return self._collected
 
     def commit(self, accepted: Sequence[int], oks: Sequence[bool] | None = None) -> list[Outcome]:
@@ -268,23 +266,22 @@ class RowPath:
 
         `oks` are those that all ranks agree on (`agree_oks`), by default this rank's own.
         """
-        runs = self._collected
+        batch, runs = self._of_step(), self._collected
         assert runs is not None, "commit follows collect"
         oks = [run.ok for run in runs] if oks is None else oks
         self._check_accepted(accepted, oks, runs)
         kept = [count if ok else 0 for count, ok in zip(accepted, oks, strict=True)]
         self.tables.commit(kept)
-        batch, self._batch, self._collected = self._batch, [], None
+        self._batch = self._collected = None
         return [self._end_step(*each) for each in zip(batch, runs, oks, kept, strict=True)]
 
     def abort(self) -> None:
         """The step broke off in an error: nothing of it counts, and nothing it planned to load is believed."""
-        for request in self._batch:
-            room = self.pool.rooms[request]
-            self.tables.forget_resident(room.row)
-            self.tables.requests.rearm(room.row)
+        for request in self._of_step():
+            self.tables.forget_resident(self._row(request))
+            self._attached[request].failed = True
         self.tables.end()
-        self._batch, self._collected = [], None
+        self._batch = self._collected = None
 
     def warm(self, request: int, group: int, ids: Sequence[int]) -> int:
         """Fetch rows into the hot buffer before the first step: the last selections of prefill, newest last.
@@ -362,8 +359,16 @@ class RowPath:
             raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"request {request} is not attached: attach it first")
         return self._attached[request]
 
+    def _row(self, request: int) -> int:
+        return self.pool.rooms[request].row
+
+    def _of_step(self) -> list[int]:
+        if self._batch is None:
+            raise FlexKVError(ErrorCode.BAD_ARGUMENT, "no step is under way: begin one")
+        return self._batch
+
     def _check_between_steps(self) -> None:
-        if self._batch:
+        if self._batch is not None:
             raise FlexKVError(ErrorCode.BAD_ARGUMENT, "a step is under way: collect and commit it, or abort it, first")
 
     def _check_batch(self, wanted: Sequence[int]) -> None:
