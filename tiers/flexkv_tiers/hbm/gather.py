@@ -59,10 +59,11 @@ class Scratch:
 
 
 class Kernels:
-    """`reference`'s three functions, on a device."""
+    """`reference`'s three functions, on a device. `parts` are the copy programs per request (None: by the batch)."""
 
-    def __init__(self, shapes: Sequence[GroupShape], device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[GroupShape], device: torch.device, parts: int | None = None) -> None:
         self.scratch = Scratch(shapes, device)
+        self.parts = parts or copy_parts(max(shape.limits.batch_max for shape in shapes))
 
     def plan(self, requests: RequestTables, group: GroupTables, topk: torch.Tensor) -> None:
         """As `reference.plan`; one program per row of the batch."""
@@ -82,7 +83,7 @@ class Kernels:
         """As `reference.copy`; some programs per request."""
         # fmt: off
         shape, segments = group.shape, requests.segments
-        copy_kernel[(shape.limits.batch_max, copy_parts(shape.limits.batch_max))](
+        copy_kernel[(shape.limits.batch_max, self.parts)](
             requests.batch, group.miss_count, group.miss_id, group.miss_slot, group.miss_frame,
             segments.bases, segments.units, group.rows[plane][layer].view(torch.int64),
             shape.planes[plane].offsets[layer], **copy_constants(shape, plane), num_warps=COPY_WARPS,
