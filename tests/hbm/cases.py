@@ -13,3 +13,9 @@ CASES = (
     Case((32, 16), block=128, per_id=128, partial=True, queries=4, selected=2, slots=9, layers=1),
     Case((256, 256), per_id=1, selected=7, slots=21),
 )
+
+LARGE_CASES = (
+    Case((16,), block=64, blocks=96, selected=2048, slots=4096, layers=1),
+    Case((16,), block=64, blocks=96, selected=600, slots=2500, queries=4, layers=1),
+)
+"""Tiles are 2,048 picks and slots: one full tile of picks and two of slots, then 2,400 picks, both tiles ragged."""

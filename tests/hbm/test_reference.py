@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from flexkv_tiers.hbm import reference
 from flexkv_tiers.hbm.tables import ABSENTS, EMPTY, HITS, MISSES, REFUSED, UNMANAGED
 from tests.hbm.cases import CASES
 from tests.hbm.model import Answer, Model
-from tests.hbm.world import REQUESTS, Step, World
+from tests.hbm.world import Step, World
 
 STEPS = 160
 
@@ -18,7 +17,8 @@ class Pair:
     """A world with the oracle in it, and a model that follows."""
 
     def __init__(self, case, seed: int) -> None:
-        self.world = World(case, seed, [reference])
+        self.world = World(case, seed)
+        self.world.let(reference)
         shape = self.world.shape
         self.model = Model(
             shape.slots,
@@ -116,16 +116,13 @@ def run(pair: Pair, steps: int) -> dict[str, int]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_oracle_equals_the_model(case):
     """Slots, tables, order, heat, counters and ok are equal after every random step, and every row is right."""
-    torch.manual_seed(1)
     seen = run(Pair(case, seed=1), STEPS)
     assert min(seen.values()) > 0, seen
-    assert REQUESTS > 3
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_oracle_equals_the_model_for_long(case):
     """The same over 2,000 steps of other seeds."""
-    torch.manual_seed(2)
     for seed in range(2, 6):
         run(Pair(case, seed), 500)

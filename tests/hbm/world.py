@@ -7,19 +7,16 @@ row an output must name is known from the arena, whatever the tables say.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 import torch
 
 from flexkv_py.geometry import ALIGN_BYTES, Geometry, Plane
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
-from flexkv_tiers.hbm.tables import EMPTY, UNMANAGED, GroupTables, RequestTables
+from flexkv_tiers.hbm.tables import EMPTY, UNMANAGED, GroupTables, RequestTables, RowSteps
 
 CPU = torch.device("cpu")
-BLOCKS = 24
 REQUESTS = 4
 SEGMENTS = 3
 
@@ -36,6 +33,7 @@ class Case:
     selected: int = 8
     slots: int = 40
     layers: int = 2
+    blocks: int = 24
 
     @property
     def name(self) -> str:
@@ -52,7 +50,7 @@ class Case:
             (layers[: self.layers], layers[self.layers :]),
             chunk_count_max=1,
         )
-        limits = TableLimits(REQUESTS, batch, BLOCKS, self.queries)
+        limits = TableLimits(REQUESTS, batch, self.blocks, self.queries)
         newest = 2 * self.block // self.per_id + self.queries
         return group_shape(
             geometry,
@@ -79,8 +77,8 @@ class Arena:
 
     def __init__(self, shape: GroupShape, chance: random.Random) -> None:
         self.shape = shape
-        length = frame_bytes(shape)
-        per_segment = -(-REQUESTS * BLOCKS // SEGMENTS)
+        length, blocks = frame_bytes(shape), shape.limits.blocks_max
+        per_segment = -(-REQUESTS * blocks // SEGMENTS)
         self.segment_bytes = per_segment * length + ALIGN_BYTES  # frames do not divide a segment
         units, step = self.segment_bytes // ALIGN_BYTES, length // ALIGN_BYTES
         self.segments = [
@@ -89,7 +87,7 @@ class Arena:
         ]
         frames = [segment * units + at * step for segment in range(SEGMENTS) for at in range(per_segment)]
         chance.shuffle(frames)
-        self.frames = [frames[request * BLOCKS : (request + 1) * BLOCKS] for request in range(REQUESTS)]
+        self.frames = [frames[request * blocks : (request + 1) * blocks] for request in range(REQUESTS)]
 
     def row(self, request: int, each: int, plane: int, layer: int) -> bytes:
         """What id `each` of a request is, in one layer of one plane."""
@@ -103,30 +101,43 @@ class Arena:
 class Copyist:
     """One implementation at work on tables of its own."""
 
-    def __init__(self, steps: ModuleType, shape: GroupShape, arena: Arena) -> None:
-        self.steps = steps
-        self.requests = RequestTables(shape.limits, shape.picks, CPU)
-        self.requests.segments.map(arena.segments, arena.segment_bytes)
-        self.group = GroupTables(shape, CPU)
+    def __init__(self, steps: RowSteps, shape: GroupShape, arena: Arena, device: torch.device = CPU) -> None:
+        self.steps, self.device = steps, device
+        self.requests = RequestTables(shape.limits, shape.picks, device)
+        self.group = GroupTables(shape, device)
+        self.topk = torch.full_like(self.group.slots, EMPTY)
+        if device == CPU:
+            self.requests.segments.map(arena.segments, arena.segment_bytes)
+        else:  # as the daemon pins its arena; a kernel may not read pageable memory
+            self.pinned = [torch.from_numpy(segment.copy()).pin_memory() for segment in arena.segments]
+            self.requests.segments.point([segment.data_ptr() for segment in self.pinned], arena.segment_bytes)
 
     def step(self, topk: torch.Tensor) -> None:
-        self.steps.plan(self.requests, self.group, topk)
+        """Plan, then copy every layer of every plane."""
+        self.topk.copy_(topk)
+        self.steps.plan(self.requests, self.group, self.topk)
         for plane in range(len(self.group.shape.planes)):
             for layer in range(len(self.group.shape.layers)):
                 self.steps.copy(self.requests, self.group, layer, plane)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything a step may change, by name; of the miss list only what is valid."""
-        found = {name: value for name, value in vars(self.requests).items() if isinstance(value, torch.Tensor)}
-        found |= {name: value for name, value in vars(self.group).items() if isinstance(value, torch.Tensor)}
-        beyond = torch.arange(self.group.shape.picks) >= self.group.miss_count[:, None]
+        """Everything a step may change, by name, on the host; of lists only what is valid."""
+        found = {
+            name: value.cpu()
+            for tables in (self.requests, self.group)
+            for name, value in vars(tables).items()
+            if isinstance(value, torch.Tensor)
+        }
         for name in ("miss_id", "miss_slot", "miss_frame"):
-            found[name] = found[name].masked_fill(beyond, EMPTY)
-        outside = torch.arange(self.requests.absent_ids.shape[1]) >= self.requests.absent_count[:, None]
-        found["absent_ids"] = found["absent_ids"].masked_fill(outside, EMPTY)
+            found[name] = _valid(found[name], found["miss_count"])
+        found["absent_ids"] = _valid(found["absent_ids"], found["absent_count"])
         for plane, layers in enumerate(self.group.rows):
-            found |= {f"rows {plane} {layer}": rows for layer, rows in enumerate(layers)}
+            found |= {f"rows {plane} {layer}": rows.cpu() for layer, rows in enumerate(layers)}
         return found
+
+
+def _valid(lists: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    return lists.masked_fill(torch.arange(lists.shape[1]) >= counts[:, None], EMPTY)
 
 
 @dataclass
@@ -141,20 +152,26 @@ class Step:
 class World:
     """Draws steps and lets every implementation take them."""
 
-    def __init__(self, case: Case, seed: int, implementations: Sequence[ModuleType], batch: int = 3) -> None:
+    def __init__(self, case: Case, seed: int, batch: int = 3) -> None:
         self.chance = random.Random(seed)
+        self.noise = torch.Generator().manual_seed(seed)
         self.shape = case.shape(batch)
         self.arena = Arena(self.shape, self.chance)
-        self.copyists = [Copyist(steps, self.shape, self.arena) for steps in implementations]
+        self.copyists: list[Copyist] = []
         self.lengths: dict[int, int] = {}
         self.newest_first: dict[int, int] = {}
         self.favourites: dict[int, list[int]] = {}
         self.spoilt: set[tuple[int, int]] = set()
         """(request, id) whose rows a rejected token wrote in this step."""
 
+    def let(self, steps: RowSteps, device: torch.device = CPU) -> Copyist:
+        """One more implementation takes all steps from the first on; outputs are looked up in the first's."""
+        self.copyists.append(Copyist(steps, self.shape, self.arena, device))
+        return self.copyists[-1]
+
     @property
     def tokens_max(self) -> int:
-        return BLOCKS * self.shape.tokens_per_block - self.shape.limits.queries
+        return self.shape.limits.blocks_max * self.shape.tokens_per_block - self.shape.limits.queries
 
     def pages(self, request: int) -> list[int]:
         """The page table a request shall have: blocks that are saved."""
@@ -172,7 +189,8 @@ class World:
                 self._save(request)
         batch = self.chance.sample(sorted(self.lengths), self.chance.randint(0, self.shape.limits.batch_max))
         queries, selected = self.shape.limits.queries, self.shape.selected
-        topk = torch.randint(-5, 10_000, (self.shape.limits.batch_max, queries, selected), dtype=torch.int32)
+        size = (self.shape.limits.batch_max, queries, selected)
+        topk = torch.randint(-5, 10_000, size, dtype=torch.int32, generator=self.noise)
         for row, request in enumerate(batch):
             for query in range(queries):
                 topk[row, query] = torch.tensor(self._select(request), dtype=torch.int32)
@@ -219,7 +237,8 @@ class World:
     def lose_pages(self, batch: list[int]) -> None:
         """Some pages of the batch leave DRAM."""
         for request in batch:
-            for block in self.chance.sample(range(BLOCKS), BLOCKS // 4):
+            blocks = self.shape.limits.blocks_max
+            for block in self.chance.sample(range(blocks), blocks // 4):
                 for copyist in self.copyists:
                     copyist.group.page_table[request, block] = EMPTY
 

@@ -182,7 +182,7 @@ def _row_plane(geometry: Geometry, chunk: int, layers: tuple[int, ...], name: st
         raise _refuse(f"plane {name!r} has no rows in layer {missing[0]} of this group: leave the plane out")
     if tokens_per_id < 1 or tokens_per_id % plane.tokens_per_row:
         raise _refuse(
-            f"an id of {tokens_per_id} tokens is not whole rows of plane {name!r} ({plane.tokens_per_row} tokens each): "
+            f"an id of {tokens_per_id} tokens is not whole rows of plane {name!r}, {plane.tokens_per_row} tokens each: "
             "use a multiple"
         )
     offsets = {(piece.plane, piece.layer): piece.offset for piece in geometry.chunk_pieces[chunk]}

@@ -7,6 +7,7 @@ contents in a step, `pool` and `graph` between steps. docs/row-path.md says what
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -161,6 +162,22 @@ class GroupTables:
         for layers in self.rows:
             for rows in layers:
                 rows[request, self.shape.slots + ids % self.shape.newest] = rows[request, ids]
+
+
+class RowSteps(Protocol):
+    """The step of the row path: `reference` on a CPU, `gather.Kernels` on a device, equal bit for bit."""
+
+    def plan(self, requests: RequestTables, group: GroupTables, topk: torch.Tensor) -> None:
+        """Decide one step of one group: `topk` int32 [batch_max, Q, K] ids, EMPTY = padding, to `group.slots`."""
+        ...
+
+    def copy(self, requests: RequestTables, group: GroupTables, layer: int, plane: int) -> None:
+        """Bring the planned misses of one layer (index within the group) and plane into the hot buffer."""
+        ...
+
+    def commit(self, requests: RequestTables) -> None:
+        """After verification: each request that is ok is `accepted` tokens longer. Once per step, for all groups."""
+        ...
 
 
 def _full(size: tuple[int, ...], value: int, device: torch.device) -> torch.Tensor:
