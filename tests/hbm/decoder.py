@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
 
 from flexkv_py.geometry import Geometry, Plane
+from flexkv_tiers.hbm.graph import HostCopies
 from flexkv_tiers.hbm.pool import Admission
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 from flexkv_tiers.hbm.steps import RowRun, StepTables
@@ -43,6 +45,18 @@ def shapes(
         for group in (0, 1)
     ]
     return geometry, made
+
+
+class _KernelLostError(Exception):
+    """A step dies where copies would start."""
+
+
+class _LostCopies(HostCopies):
+    def __init__(self) -> None:
+        super().__init__(self.start)
+
+    def start(self, *_: object) -> None:
+        raise _KernelLostError
 
 
 class Decoder:
@@ -112,6 +126,21 @@ class Decoder:
             elif outcome is Outcome.LOAD:
                 self._start_load(request)
         return outcomes
+
+    def break_off(self, wanted: list[int], select: Select) -> bool:
+        """A step that dies after its plans and before its copies. False when no request could take part."""
+        batch = self.path.begin(wanted)
+        if not batch:
+            return False
+        for shape in self.shapes:
+            with suppress(_KernelLostError):
+                lost, self.path.tables.copies = self.path.tables.copies, _LostCopies()
+                try:
+                    self._group(batch, shape, select)
+                finally:
+                    self.path.tables.copies = lost
+        self.path.abort()
+        return True
 
     def start_saves(self) -> None:
         self.saves += [(order, self.texts[order.request]) for order in self.path.take_saves()]

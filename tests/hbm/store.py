@@ -50,8 +50,9 @@ class Store:
 
     def detach(self, request: int) -> None:
         grants = self.grants.pop(request)
-        for frame in [*grants.frames.values(), *sum(grants.leaving.values(), [])]:
-            self._give_back(frame)
+        for frames in (grants.frames.values(), *grants.leaving.values()):
+            for frame in frames:
+                self._give_back(frame)
 
     def save(self, order: SaveOrder, text: int) -> None:
         """The copy of a save, at its end: what is in the page now is what the block will be."""

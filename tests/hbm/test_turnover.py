@@ -73,9 +73,8 @@ class Turnover:
         wanted = [request for request in decoder.texts if decoder.lengths[request] < self.tokens_max]
         wanted = [request for request in wanted if self.chance.random() < 0.9]
         self.chance.shuffle(wanted)
-        if self.chance.random() < 0.02 and decoder.path.begin(wanted):
-            decoder.path.abort()
-            self.seen["broken off"] += 1
+        if self.chance.random() < 0.02:
+            self.seen["broken off"] += decoder.break_off(wanted, select_some(self.chance))
         queries = decoder.shapes[0].limits.queries
         outcomes = decoder.step(wanted, select_some(self.chance), lambda _: self.chance.randint(1, queries))
         self.seen.update(outcome.value for outcome in outcomes)

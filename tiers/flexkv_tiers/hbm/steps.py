@@ -17,11 +17,11 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm import reference
 from flexkv_tiers.hbm.checks import check_step
 from flexkv_tiers.hbm.granted import PagesChange
-from flexkv_tiers.hbm.graph import Copies, HostCopies
+from flexkv_tiers.hbm.graph import Copies, HostCopies, SideCopies
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.resident import ResidentPages
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits
-from flexkv_tiers.hbm.tables import EMPTY, Allocate, GroupTables, RequestTables
+from flexkv_tiers.hbm.tables import EMPTY, Allocate, GroupTables, RequestTables, RowSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,19 @@ class StepTables:
     """Tables of a worker's layer groups, and the steps on them."""
 
     def __init__(
-        self, shapes: Sequence[GroupShape], page_count: int, device: torch.device, allocate: Allocate | None = None
+        self,
+        shapes: Sequence[GroupShape],
+        page_count: int,
+        device: torch.device,
+        allocate: Allocate | None = None,
+        row_steps: RowSteps | None = None,
     ) -> None:
-        """Allocate everything; nothing is allocated later. Raises FlexKVError(BAD_ARGUMENT) for unlike shapes."""
+        """Allocate everything; nothing is allocated later. `row_steps` are by default the device's own.
+
+        Raises FlexKVError(BAD_ARGUMENT) for unlike shapes.
+        """
         _check_shapes(shapes)
+        self._row_steps = row_steps or _steps_of(device, shapes)
         self.limits: TableLimits = shapes[0].limits
         self.requests = RequestTables(self.limits, max(shape.picks for shape in shapes), device)
         self.resident = ResidentPages(self.limits, device)
@@ -56,7 +65,11 @@ class StepTables:
         self.heat = _gather_into_one([group.heat for group in self.groups.values()])
         for at, group in enumerate(self.groups.values()):
             group.planned_length, group.heat = self._planned_length[at], self.heat[at]
-        self.copies: Copies = HostCopies(reference.copy)
+        self.copies: Copies = (
+            SideCopies(self._row_steps.copy, list(self._group_of), device)
+            if device.type == "cuda"
+            else HostCopies(self._row_steps.copy)
+        )
 
     def open(self, row: int, length: int) -> None:
         """Table row `row` belongs to a new request: nothing resident, granted or counted."""
@@ -96,7 +109,7 @@ class StepTables:
         """Slots int32 of the ids `topk` int32 [batch_max, Q, K]; copies of what is missing are started."""
         tables = self.groups[group]
         rest, resident = self.resident.split(self.requests, tables.shape, topk)
-        reference.plan(self.requests, tables, rest)
+        self._row_steps.plan(self.requests, tables, rest)
         self.copies.start(self.requests, tables)
         self.resident.merge(self.requests, tables.slots, resident, self._slots[group])
         return self._slots[group]
@@ -114,7 +127,7 @@ class StepTables:
     def commit(self, accepted: Sequence[int]) -> None:
         """Each ok row is `accepted` tokens longer, in batch order; the batch is over."""
         self.requests.accepted[: len(accepted)] = torch.tensor(list(accepted), dtype=torch.int32)
-        reference.commit(self.requests)
+        self._row_steps.commit(self.requests)
         self.end()
 
     def end(self) -> None:
@@ -190,6 +203,14 @@ class StepTables:
         tables = GroupTables(shape, self._device, self._page_tables.get(shape.chunk), page_count, allocate)
         self._page_tables[shape.chunk] = tables.page_table
         return tables
+
+
+def _steps_of(device: torch.device, shapes: Sequence[GroupShape]) -> RowSteps:
+    if device.type != "cuda":
+        return reference
+    from flexkv_tiers.hbm.gather import Kernels  # noqa: PLC0415 - Triton is imported where a device is used only
+
+    return Kernels(shapes, device)
 
 
 def _refuse(why: str) -> FlexKVError:
