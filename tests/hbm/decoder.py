@@ -14,10 +14,11 @@ import torch
 
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_tiers.hbm.graph import HostCopies
+from flexkv_tiers.hbm.newest import SaveOutcome
 from flexkv_tiers.hbm.pool import Admission
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 from flexkv_tiers.hbm.steps import RowRun, StepTables
-from flexkv_tiers.hbm.tables import EMPTY
+from flexkv_tiers.hbm.tables import EMPTY, RowSteps
 from flexkv_tiers.hbm.worker import Outcome, RowPath, SaveOrder
 from tests.hbm import contents
 from tests.hbm.store import Store
@@ -70,12 +71,15 @@ class Decoder:
         queries: int = 1,
         frames: int = 64,
         replays_max: int = 8,
+        kernels: Callable[[list[GroupShape]], RowSteps] | None = None,
         **sizes: int,
     ) -> None:
         limits = TableLimits(requests, requests, blocks, queries)
         geometry, made = shapes(limits, **sizes)
         self.shapes = made
-        self.path = RowPath(StepTables(made, pages, CPU), pages, geometry.chunk_count, replays_max)
+        self.path = RowPath(
+            StepTables(made, pages, CPU, row_steps=kernels and kernels(made)), pages, geometry.chunk_count, replays_max
+        )
         self.store = Store(self.path, geometry.chunk_count, frames, geometry.frame_bytes)
         self.texts: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
@@ -145,7 +149,7 @@ class Decoder:
     def start_saves(self) -> None:
         self.saves += [(order, self.texts[order.request]) for order in self.path.take_saves()]
 
-    def end_save(self, at: int, outcome) -> None:
+    def end_save(self, at: int, outcome: SaveOutcome) -> None:
         """The copy reads the page now, and not before."""
         order, text = self.saves.pop(at)
         self.store.save(order, text)
@@ -160,6 +164,31 @@ class Decoder:
     def acknowledge(self) -> None:
         for request, version in self.path.take_acks():
             self.store.acknowledged(request, version)
+
+    def save_all(self) -> None:
+        """Save every full block, one copy after the other."""
+        self.start_saves()
+        while self.saves:
+            self.end_save(0, SaveOutcome.STORED)
+            self.start_saves()
+
+    def grant_all(self, request: int) -> None:
+        """Grant every block of a request that the store has."""
+        blocks = range(self.store.cached_blocks(self.texts[request]))
+        parts = [(block, chunk) for block in blocks for chunk in range(self.store.chunk_count)]
+        self.path.apply(self.store.grant(request, parts))
+        self.acknowledge()
+
+    def start_hot(self, request: int, text: int, tokens: int) -> None:
+        """A request that starts hot: its full blocks are in the store, and none of them in frames."""
+        self.attach(request, text, tokens)
+        self.save_all()
+        self.detach(request, save=False)
+        pages = self.path.pool.pages
+        taken = [pages.take() for _ in range(pages.free_count - 4)]  # so few are left that it cannot be resident
+        assert self.attach(request, text, tokens) is Admission.HOT
+        for page in taken:
+            pages.give_back(page)
 
     def check(self) -> None:
         self.path.check()

@@ -39,8 +39,8 @@ def test_a_resident_request_decodes_without_the_daemon(decoder):
 def test_under_pressure_the_longest_goes_hot_without_a_pause(decoder):
     """A newcomer sends the longest request hot; both take part in the very next step, every row right."""
     assert decoder.attach(1, text=1, tokens=100) is Admission.RESIDENT
-    save_all(decoder)
-    grant_all(decoder, 1)
+    decoder.save_all()
+    decoder.grant_all(1)
     assert decoder.attach(2, text=2, tokens=90) is Admission.RESIDENT
     assert decoder.path.pool.rooms[1].stage is Stage.HOT
     chance = random.Random(2)
@@ -51,11 +51,11 @@ def test_under_pressure_the_longest_goes_hot_without_a_pause(decoder):
 def test_a_newcomer_that_is_cached_and_longest_starts_hot(decoder):
     """A request whose history is in the cache needs no pages for it when others would have to give theirs up."""
     decoder.attach(1, text=1, tokens=100)
-    save_all(decoder)
+    decoder.save_all()
     decoder.detach(1, save=False)
     decoder.attach(2, text=2, tokens=100)
-    save_all(decoder)
-    grant_all(decoder, 2)
+    decoder.save_all()
+    decoder.grant_all(2)
     assert decoder.attach(3, text=1, tokens=110) is Admission.HOT
     assert decoder.path.pool.rooms[2].stage is Stage.RESIDENT
 
@@ -73,7 +73,7 @@ def test_what_fits_nowhere_waits_and_takes_nothing(decoder):
 
 def test_an_absent_step_is_replayed_once_when_its_pages_are_in(decoder):
     """An absent row costs the sample; after its page came in the same step runs once more and counts."""
-    hot(decoder, 1, text=1, tokens=60)
+    decoder.start_hot(1, text=1, tokens=60)
     assert decoder.step([1], fill) == [Outcome.REPLAY]
     asks = decoder.path.take_asks()
     assert asks == [(1, (0, 0))]  # block 0 holds all six ids; group 0 lies in chunk 0
@@ -88,7 +88,7 @@ def test_an_absent_step_is_replayed_once_when_its_pages_are_in(decoder):
 
 def test_a_page_that_leaves_before_the_replay_is_asked_for_again(decoder):
     """Revoked between its coming and the replay, a page is asked for again and the step does not run without it."""
-    hot(decoder, 1, text=1, tokens=60)
+    decoder.start_hot(1, text=1, tokens=60)
     decoder.step([1], fill)
     decoder.path.take_asks()
     decoder.path.apply(decoder.store.grant(1, [(0, 0), (0, 1)]))
@@ -102,7 +102,7 @@ def test_a_page_that_leaves_before_the_replay_is_asked_for_again(decoder):
 
 def test_a_failed_step_leaves_no_heat_and_no_residency(decoder):
     """The failing group and those behind it count no heat, load nothing, and give no slot to what came of garbage."""
-    hot(decoder, 1, text=1, tokens=60)
+    decoder.start_hot(1, text=1, tokens=60)
     decoder.path.apply(decoder.store.grant(1, [(1, 0), (1, 1)]))
     decoder.step([1], lambda request, shape, visible: [8, 9, 0])
     for group in decoder.path.tables.groups.values():
@@ -115,7 +115,7 @@ def test_replays_end_in_residence_or_in_handing_back():
     """After `replays_max` replays the request gets HBM pages for everything, or is handed back where there are none."""
     for pages, outcome in ((24, Outcome.LOAD), (9, Outcome.HAND_BACK)):
         decoder = Decoder(pages=pages, replays_max=2)
-        hot(decoder, 1, text=1, tokens=60)
+        decoder.start_hot(1, text=1, tokens=60)
         decoder.attach(2, text=2, tokens=8)
         outcomes = []
         while not outcomes or outcomes[-1] is Outcome.REPLAY:
@@ -134,7 +134,7 @@ def test_ranks_that_disagree_replay_together():
     """One rank lacks a row: both discard the sample, both replay, and their tables switch on the same step."""
     near, far = Decoder(), Decoder()
     for rank in (near, far):
-        hot(rank, 1, text=1, tokens=60)
+        rank.start_hot(1, text=1, tokens=60)
         rank.path.receive(rank.store.grant(1, [(0, 0), (0, 1)]))
     near.path.receive(near.store.grant(1, [(1, 0), (1, 1)]))
     versions = agree_versions([near.path.received([1]), far.path.received([1])])
@@ -184,7 +184,7 @@ def test_rejected_tokens_are_never_saved():
     chance = random.Random(3)
     for _ in range(30):
         decoder.step([1], select_some(chance), lambda _: chance.choice((0, 1, 2)))
-        save_all(decoder)
+        decoder.save_all()
         assert decoder.store.cached_blocks(1) == decoder.lengths[1] // BLOCK_TOKENS
     decoder.detach(1, save=False)
     decoder.attach(2, text=1, tokens=8 * decoder.store.cached_blocks(1))
@@ -207,16 +207,16 @@ def test_a_finished_request_is_saved_to_its_last_full_block(decoder):
 
 def test_a_step_that_broke_off_is_forgotten(decoder):
     """After an error between plan and commit nothing that was planned is believed: the step runs again, rows right."""
-    hot(decoder, 1, text=1, tokens=60)
-    grant_all(decoder, 1)
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.grant_all(1)
     assert decoder.break_off([1], fill)
     assert decoder.step([1], fill) == [Outcome.DONE]
 
 
 def test_warm_rows_are_hits_from_the_first_step(decoder):
     """Rows of prefill's last selection are fetched before the first step; nothing counts as selected for it."""
-    hot(decoder, 1, text=1, tokens=60)
-    grant_all(decoder, 1)
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.grant_all(1)
     for shape in decoder.shapes:
         assert decoder.path.warm(1, shape.group, [0, 1, 2, 3, 4, 5, 59]) == 6  # 59 lies in a page
     assert not decoder.path.tables.heat.any()
@@ -227,8 +227,8 @@ def test_warm_rows_are_hits_from_the_first_step(decoder):
 
 def test_heat_leaves_in_bounded_reports(decoder):
     """A report names each block once per group with its selections, largest first, and is not counted twice."""
-    hot(decoder, 1, text=1, tokens=60)
-    grant_all(decoder, 1)
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.grant_all(1)
     for _ in range(3):
         decoder.step([1], lambda request, shape, visible: [0, 1, 8])
     assert decoder.path.take_heat() == []
@@ -236,28 +236,3 @@ def test_heat_leaves_in_bounded_reports(decoder):
     found = [(request, entry.group, entry.block, entry.count) for request, entry in decoder.path.take_heat()]
     assert sorted(found) == [(1, 0, 0, 6), (1, 0, 1, 3), (1, 1, 0, 6), (1, 1, 1, 3)]
     assert [count for *_, count in found] == [6, 6, 3, 3]
-
-
-def hot(decoder, request, text, tokens):
-    """A request that starts hot: its full blocks are in the cache, and none of them in DRAM frames."""
-    decoder.attach(request, text, tokens)
-    save_all(decoder)
-    decoder.detach(request, save=False)
-    room = decoder.path.pool
-    cached, limit = decoder.store.cached_blocks(text), room.pages.free_count
-    taken = [room.pages.take() for _ in range(limit - 4)]  # so few pages that it cannot be resident
-    assert decoder.attach(request, text, tokens, cached) is Admission.HOT
-    for page in taken:
-        room.pages.give_back(page)
-
-
-def save_all(decoder):
-    while decoder.start_saves() or decoder.saves:
-        decoder.end_save(0, SaveOutcome.STORED)
-
-
-def grant_all(decoder, request):
-    blocks = decoder.store.cached_blocks(decoder.texts[request])
-    parts = [(block, chunk) for block in range(blocks) for chunk in range(decoder.store.chunk_count)]
-    decoder.path.apply(decoder.store.grant(request, parts))
-    decoder.acknowledge()

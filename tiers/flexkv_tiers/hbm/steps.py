@@ -163,11 +163,6 @@ class StepTables:
         group = self.groups[self._group_of[layer]]
         return group.all_rows[plane][group.shape.layers.index(layer)]
 
-    @property
-    def is_capturing(self) -> bool:
-        """A graph records what is enqueued; the batch is padding meanwhile."""
-        return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
     def check_step(self, group: int, topk: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Raises FlexKVError before anything is planned; while a graph is captured the batch is empty."""
         if group not in self.groups:

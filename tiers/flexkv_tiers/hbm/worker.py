@@ -17,7 +17,9 @@ from enum import Enum
 from torch import Tensor
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.hbm.checks import check_attached
 from flexkv_tiers.hbm.granted import GrantedPages, PagesChange
+from flexkv_tiers.hbm.graph import StepGraphs
 from flexkv_tiers.hbm.newest import NewestBlocks, SaveOutcome
 from flexkv_tiers.hbm.pool import Admission, Change, HotPool, PoolLimits, Stage
 from flexkv_tiers.hbm.replay import REPLAYS_MAX, Part, Replays, StepState, Verdict
@@ -70,6 +72,7 @@ class RowPath:
         self._attached: dict[int, _Attached] = {}
         self._batch: list[int] | None = None  # requests of the step under way, in batch order; None between steps
         self._collected: list[RowRun] | None = None
+        self._capturing = False
         self._acks: deque[tuple[int, int, Callable[[], bool]]] = deque()
 
     # Between steps: requests come and go
@@ -159,11 +162,11 @@ class RowPath:
     def receive(self, change: PagesChange) -> None:
         """Hold a version until `switch`; ranks that decode together switch on the same step.
 
-        Ignored for a request that is not attached: the daemon hears of a detach later than this worker decides it.
+        Raises FlexKVError(BAD_ARGUMENT) for a request that is not attached, BAD_MESSAGE for pages it cannot have.
         """
-        attached = self._attached.get(change.request)
-        if attached is not None:
-            attached.granted.receive(change, attached.newest.full_blocks)
+        check_attached(change.request, list(self._attached))
+        attached = self._attached[change.request]
+        attached.granted.receive(change, attached.newest.full_blocks)
 
     def received(self, requests: Sequence[int]) -> list[int]:
         """Newest version received per request: what `agree_versions` is told."""
@@ -241,7 +244,7 @@ class RowPath:
         Slots count in `tables.rows_of(layer, plane)` for every layer of the group; `wait(layer)` before reading.
         Raises FlexKVError(BAD_ARGUMENT, LIMIT_EXCEEDED) for what `checks` refuses, before anything is planned.
         """
-        batch = [] if self.tables.is_capturing else self._of_step()
+        batch = [] if self._capturing else self._of_step()
         lengths = [self._attached[request].newest.length for request in batch]
         self.tables.check_step(group, topk, [self._row(request) for request in batch], lengths)
         return self.tables.plan(group, topk)
@@ -282,6 +285,17 @@ class RowPath:
             self._attached[request].failed = True
         self.tables.end()
         self._batch = self._collected = None
+
+    def capture(self, step: Callable[[int], None], sizes: Sequence[int]) -> StepGraphs:
+        """Capture an engine's step for these padded batch sizes; a device only. Between `begin` and `collect` the
+        engine then replays instead of calling `plan`. See `graph.StepGraphs` for what `step` may do.
+        """
+        self._check_between_steps()
+        self._capturing = True
+        try:
+            return StepGraphs(step, sizes, self.tables.copies)
+        finally:
+            self._capturing = False
 
     def warm(self, request: int, group: int, ids: Sequence[int]) -> int:
         """Fetch rows into the hot buffer before the first step: the last selections of prefill, newest last.
