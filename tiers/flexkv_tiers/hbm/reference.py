@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.hbm.shape import GroupShape
@@ -47,7 +48,6 @@ def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) ->
     segments, words = requests.segments, moving.slot_bytes // 8
     units = int(segments.units)
     rows = group.rows[plane][layer].view(torch.int64).view(-1, words)
-    within = np.arange(words)
     for row in range(int(requests.batch)):
         count = int(group.miss_count[row])
         frames = group.miss_frame[row, :count].numpy().astype(np.int64)
@@ -55,7 +55,7 @@ def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) ->
         starts = frames % units * ALIGN_BYTES + moving.offsets[layer] + ids % shape.ids_per_block * moving.slot_bytes
         for segment in np.unique(frames // units):
             here = np.flatnonzero(frames // units == segment)
-            loaded = segments.views[segment][starts[here, None] // 8 + within]
+            loaded = sliding_window_view(segments.views[segment], words)[starts[here] // 8]
             rows[group.miss_slot[row, torch.from_numpy(here)].long()] = torch.from_numpy(loaded)
 
 
