@@ -112,6 +112,17 @@ class RowPath(Requests):
         self.tables.end()
         self._batch = self._collected = None
 
+    def refuse(self, request: int) -> Outcome | None:
+        """The daemon will not bring in what the request's failed step asked for. Returns what to do instead.
+
+        None for a step that has succeeded meanwhile, or a request that is gone.
+        """
+        self._check_between_steps()
+        attached = self._attached.get(request)
+        if attached is None or not attached.replays.refused():
+            return None
+        return self._make_resident(request, attached)
+
     def capture(self, step: Callable[[int], None], sizes: Sequence[int]) -> StepGraphs:
         """Capture an engine's step for these padded batch sizes; a device only. Between `begin` and `collect` the
         engine then replays instead of calling `plan`. See `graph.StepGraphs` for what `step` may do.
@@ -129,9 +140,12 @@ class RowPath(Requests):
         if run.refused:
             attached.replays.give_up()
             return Outcome.HAND_BACK
+        replayed = attached.replays.replay_count > 0
         verdict = attached.replays.judge(ok, run.absents)
         if verdict is Verdict.DONE:
-            attached.newest.commit(kept)
+            if replayed:
+                self._replayed.append(request)
+            self._lengthen(request, kept)
             return Outcome.DONE
         if verdict is Verdict.REPLAY:
             return Outcome.REPLAY
