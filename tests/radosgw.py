@@ -21,6 +21,7 @@ import boto3
 from botocore.config import Config
 
 from flexkvd.cli.children import die_with_parent
+from flexkvd.cli.s3server import credentials_environment
 
 PROGRAMS = ("radosgw", "radosgw-admin", "ceph", "ceph-mon", "ceph-osd", "ceph-authtool", "monmaptool")
 BUCKET = "flexkv"
@@ -80,12 +81,7 @@ class RadosGateway:
     @property
     def environment(self) -> dict[str, str]:
         """The credentials, as the environment boto3 looks at."""
-        return {
-            "AWS_ACCESS_KEY_ID": self._key_id,
-            "AWS_SECRET_ACCESS_KEY": self._key,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return credentials_environment(self._key_id, self._key)
 
     def client(self):
         """A boto3 client of its own, for whoever wants to look behind the tier."""

@@ -56,6 +56,7 @@ def test_kernels_compile_without_spills_and_with_wide_loads(arch, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_every_size_compiles_without_spills(tmp_path):
     """The same over all sizes of K, H and Q, and rows of blocks."""
     check(compiled(tmp_path, "--arch", "80", "--arch", "90", "--arch", "100", "--wide"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from tests.sim.simulation import SimulationFailed
 
 Register = Callable[..., Callable[[Callable[[Any], Any]], Callable[[Any], Any]]]
 
@@ -32,6 +34,24 @@ class Plant:
         finally:
             for place, attribute, was in before:
                 setattr(place, attribute, was)
+
+
+def assert_caught(plant: Plant, name: str, runs: Iterable[Callable[[], object]], command: str) -> None:
+    """With the bug planted one of the runs fails, not by a crash, and its message replays exactly that failure."""
+    with plant.planted():
+        failure = next((found for run in runs if (found := _failure(run))), "")
+    assert failure, f"{name} was not caught"
+    assert failure.startswith(f"replay with: {command} --seed ")
+    assert not any(crash in failure for crash in ("TypeError", "AttributeError", "NameError")), failure
+    assert f"--plant {name}" in failure
+
+
+def _failure(run: Callable[[], object]) -> str:
+    try:
+        run()
+    except SimulationFailed as failed:
+        return str(failed)
+    return ""
 
 
 def planter(plants: dict[str, Plant]) -> Register:

@@ -8,7 +8,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -70,6 +70,22 @@ class Heard:
 
     def appeared(self, batch: FoundBatch) -> None:
         self.news.append(batch)
+
+
+def run_life(config: S3Config, arena: Arena, scene: Callable[[S3Store], Awaitable[None]]) -> list[bool]:
+    """One life of a store, from start to end; gives when it was down and up again."""
+    heard = Heard()
+
+    async def life() -> None:
+        store = S3Store(config, arena, heard)
+        try:
+            await store.start()
+            await scene(store)
+        finally:
+            await store.close()
+
+    asyncio.run(life())
+    return heard.changes
 
 
 class S3Backing:

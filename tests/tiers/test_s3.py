@@ -18,19 +18,12 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3 import S3Config, S3Store
 from flexkv_tiers.s3.names import object_name
 from flexkvd.cli.s3server import S3Server
-from tests.tiers.contract import SMALL, Frames, assert_readable, block, content, drain, fault_of_read
+from tests.tiers.contract import SMALL, assert_readable, block, content, drain, fault_of_read
 from tests.tiers.s3_backing import Heard, impatient, patient, shared_server
 
 KIB = 1024
 LARGE = (2048 * KIB,) * 8
 """More than the socket buffers between server and client hold."""
-
-
-@pytest.fixture
-def frames():
-    frames = Frames()
-    yield frames
-    frames.arena.close()
 
 
 @pytest.fixture
@@ -353,6 +346,7 @@ def test_the_test_server_removes_its_own_sockets_only(tmp_path):
         taken, *others = server._sockets
         taken.unlink()
         taken.write_bytes(b"another's")
+        server.kill()  # ended cleanly it may itself unlink what has its sockets' names
     assert others
     assert not any(path.exists() for path in others)
     assert taken.read_bytes() == b"another's"

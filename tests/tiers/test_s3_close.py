@@ -12,18 +12,11 @@ from flexkv_py.core.messages import Fault
 from flexkv_py.errors import FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.s3 import S3Store
-from tests.tiers.contract import SMALL, Frames, block, namespace
+from tests.tiers.contract import SMALL, block, namespace
 from tests.tiers.s3_backing import patient, shared_server
 
 CLOSE_S_MAX = 5.0
 """Far below the minute that a request of a patient store may take, far above what a busy machine needs."""
-
-
-@pytest.fixture
-def frames():
-    frames = Frames()
-    yield frames
-    frames.arena.close()
 
 
 @pytest.fixture

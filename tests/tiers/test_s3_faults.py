@@ -10,10 +10,9 @@ import pytest
 
 from flexkv_py.core.messages import Fault
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.s3 import S3Store
 from tests.s3proxy import FaultProxy, Faults
 from tests.tiers.contract import assert_readable, block, content, fault_of_read
-from tests.tiers.s3_backing import Heard, patient, shared_server
+from tests.tiers.s3_backing import patient, run_life, shared_server
 
 KIB = 1024
 RECORD = (64 * KIB,) * 4
@@ -37,22 +36,6 @@ def config(tmp_path, proxy):
         operation_timeout_s=1.2,
         pack_bytes=0,
     )
-
-
-def run(config, frames, scene):
-    """One life of a store, from start to end."""
-    heard = Heard()
-
-    async def life():
-        store = S3Store(config, frames.arena, heard)
-        try:
-            await store.start()
-            await scene(store)
-        finally:
-            await store.close()
-
-    asyncio.run(life())
-    return heard.changes
 
 
 async def until_well(store, frames, name):
@@ -106,7 +89,7 @@ def test_outages_open_the_breaker_and_their_ends_close_it(frames, config, proxy)
             await outage(store, faults, cure)
             frames.rewind()
 
-    heard = run(config, frames, scene)
+    heard = run_life(config, frames.arena, scene)
     assert heard[:2] == [False, True]
     assert len(heard) >= 2 * len(LASTING)
     assert heard[-1]
@@ -151,7 +134,7 @@ def test_a_spoilt_answer_is_never_served(frames, config, proxy):
             await spoilt(store, what, faults)
             frames.rewind()
 
-    run(config, frames, scene)
+    run_life(config, frames.arena, scene)
 
 
 def test_a_read_goes_on_where_it_was_cut(frames, config, proxy):
@@ -164,7 +147,7 @@ def test_a_read_goes_on_where_it_was_cut(frames, config, proxy):
         assert store.status()["failed_cut"] >= 2
         assert store.status()["up"]
 
-    run(config, frames, scene)
+    run_life(config, frames.arena, scene)
 
 
 @pytest.mark.parametrize("name", ["flipped bit", "truncated", "another object's body"])
@@ -179,7 +162,7 @@ def test_what_was_spoilt_on_its_way_once_is_read_again(frames, config, proxy, na
         await assert_readable(store, frames, block(1), 0, RECORD)
         assert store.status()["failed_corrupt"] == 1
 
-    run(config, frames, scene)
+    run_life(config, frames.arena, scene)
 
 
 def test_some_failing_requests_are_retried(frames, config, proxy):
@@ -203,7 +186,7 @@ def test_some_failing_requests_are_retried(frames, config, proxy):
                 await assert_readable(store, frames, name, 0, (16 * KIB,))
         assert store.status()["retries"] >= 1
 
-    run(config, frames, scene)
+    run_life(config, frames.arena, scene)
 
 
 async def until_well_small(store, frames, name):
@@ -234,4 +217,4 @@ def test_latency_below_the_timeout_is_only_latency(frames, config, proxy):
         await assert_readable(store, frames, block(1), 0, RECORD)
         assert store.status()["retries"] == 0
 
-    assert run(config, frames, scene) == []
+    assert run_life(config, frames.arena, scene) == []

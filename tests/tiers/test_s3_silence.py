@@ -15,27 +15,12 @@ from flexkv_tiers.s3 import S3Store
 from flexkv_tiers.s3.health import Silence
 from tests.s3proxy import FaultProxy, Faults
 from tests.tiers.contract import assert_readable, block, fault_of_read
-from tests.tiers.s3_backing import Heard, patient, shared_server
+from tests.tiers.s3_backing import Heard, patient, run_life, shared_server
 
 RECORD = (64 * 1024,) * 2
 SILENCE_S = 1.0
 READS = 12
 """More than there are connections."""
-
-
-def run(config, frames, scene):
-    heard = Heard()
-
-    async def life():
-        store = S3Store(config, frames.arena, heard)
-        try:
-            await store.start()
-            await scene(store)
-        finally:
-            await store.close()
-
-    asyncio.run(life())
-    return heard.changes
 
 
 async def until_well(store, frames):
@@ -88,7 +73,7 @@ def test_a_frozen_server_is_told_to_everybody_long_before_the_timeouts(frames, c
             proxy.resume()
         await until_well(store, frames)
 
-    assert run(config, frames, scene)[:2] == [False, True]
+    assert run_life(config, frames.arena, scene)[:2] == [False, True]
 
 
 def test_a_server_that_is_silent_from_the_start_is_not_up_and_is_noticed_early(frames, config, proxy):
@@ -162,7 +147,7 @@ def test_a_slow_answer_beside_a_living_server_is_waited_for(frames, config, prox
         await assert_readable(store, frames, block(2), 0, RECORD)
         assert store.status()["retries"] == 0
 
-    assert run(config, frames, scene) == []
+    assert run_life(config, frames.arena, scene) == []
 
 
 def test_what_is_odd_grows_with_the_silences_of_late():

@@ -17,13 +17,6 @@ LENGTHS = (64 << 10, 128 << 10)
 COUNT = 6
 
 
-@pytest.fixture
-def frames():
-    frames = Frames()
-    yield frames
-    frames.arena.close()
-
-
 def segment_with(directory: Path, key: bytes) -> tuple[Path, int]:
     """Where the record of a key lies: file and offset."""
     for path in directory.iterdir():

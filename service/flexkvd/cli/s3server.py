@@ -65,12 +65,7 @@ class S3Server:
     @property
     def environment(self) -> dict[str, str]:
         """The credentials, as the environment boto3 looks at."""
-        return {
-            "AWS_ACCESS_KEY_ID": self._key_id,
-            "AWS_SECRET_ACCESS_KEY": self._key,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return credentials_environment(self._key_id, self._key)
 
     def client(self) -> S3Client:
         """A boto3 client of its own, for whoever wants to look behind the tier."""
@@ -208,6 +203,16 @@ class S3Server:
             return False
         finally:
             client.close()
+
+
+def credentials_environment(key_id: str, key: str) -> dict[str, str]:
+    """Credentials of a server on this machine, as the environment boto3 looks at."""
+    return {
+        "AWS_ACCESS_KEY_ID": key_id,
+        "AWS_SECRET_ACCESS_KEY": key,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
 
 
 def _serve_once(client: S3Client, bucket: str) -> None:
