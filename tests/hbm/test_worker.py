@@ -202,7 +202,9 @@ def test_ranks_that_disagree_replay_together():
         assert rank.finish([1], ran, [1], oks) == [Outcome.REPLAY]
         assert rank.lengths[1] == 60
     far.path.tables.groups[1].page_table[:, 0] = far.store.grants[1].frames[0, 1] * far.store.units
+    assert agree_oks([rank.path.ready([1]) for rank in (near, far)]) == [False]  # one is ready, the other waits
     far.path._attached[1].replays.granted([(0, 1)])
+    assert agree_oks([rank.path.ready([1]) for rank in (near, far)]) == [True]
     for rank in (near, far):
         assert rank.step([1], fill) == [Outcome.DONE]
         rank.check()

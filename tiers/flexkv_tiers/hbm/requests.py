@@ -236,6 +236,7 @@ class Requests:
 
     def take_counts(self) -> list[HotCount]:
         """Hits and misses per request and group since the last call. Waits for a device: call it rarely."""
+        self._check_between_steps()
         counts = []
         for request in self._attached:
             for group, hits, misses in self.tables.take_counts(self._row(request)):
@@ -244,6 +245,7 @@ class Requests:
 
     def take_heat(self) -> list[tuple[int, HeatEntry]]:
         """(request, entry) of the report that has landed; starts the next. Call every `report_steps` steps."""
+        self._check_between_steps()
         owner = {room.row: request for request, room in self.pool.rooms.items()}
         entries = [(owner[entry.row], entry) for entry in self.reports.take() if entry.row in owner]
         if not self.reports.is_under_way:
