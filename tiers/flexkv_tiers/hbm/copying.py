@@ -24,7 +24,7 @@ def copy_kernel(
     PICKS: tl.constexpr, PER_BLOCK: tl.constexpr, ROWS_PER_ID: tl.constexpr, ROW_BYTES: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, TILE: tl.constexpr,
 ):
-    """Programs in turn to requests. `rows` int64 [slots, ROWS_PER_ID · ROW_BYTES / 8]; `offset` bytes of row 0 in a frame."""
+    """Programs go to requests in turn. `rows` int64 [slots, words of a slot]; `offset` bytes of row 0 in a frame."""
     real = tl.maximum(tl.load(batch), 1)  # where there is none, a padded row's miss count is 0
     row, part, parts = tl.program_id(0) % real, tl.program_id(0) // real, tl.num_programs(0) // real
     if part < parts:
