@@ -51,6 +51,7 @@ class Planner:
             messages.RecoveryFinished: partial(recovery.on_recovery_finished, self.state),
             messages.RecordsLost: partial(recovery.on_records_lost, self.state),
             messages.TierChanged: partial(recovery.on_tier_changed, self.state),
+            messages.RoomRestored: lambda event: self.state.levels[event.tier].restore(),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
@@ -120,8 +121,8 @@ class Planner:
             elif kind == "lease" and subject in state.leases:
                 let_go(state, state.leases[subject])
             elif kind == "shrunk" and state.levels[messages.Tier(subject)].shrunk_until_ns <= state.now_ns:
-                level = state.levels[messages.Tier(subject)]
-                level.capacity_bytes, state.more = level.room_bytes, True
+                state.levels[messages.Tier(subject)].restore()
+                state.more = True
 
     def _on_session_opened(self, event: messages.SessionOpened) -> None:
         state = self.state

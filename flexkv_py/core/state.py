@@ -108,6 +108,10 @@ class Level:
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 
+    def restore(self) -> None:
+        """What was counted is there again."""
+        self.capacity_bytes, self.shrunk_until_ns = self.room_bytes, 0
+
 
 class State:
     """See the module's docstring."""

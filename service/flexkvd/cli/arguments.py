@@ -30,6 +30,27 @@ def positive(word: str) -> int:
     return int(word)
 
 
+def whole(word: str) -> int:
+    """A whole number from 0 to COUNT_MAX."""
+    return 0 if word == "0" else positive(word)
+
+
+def counts(word: str) -> tuple[int, ...]:
+    """`2048,4096` → whole numbers of at least 1, each once, in order of size."""
+    return tuple(sorted({positive(part) for part in word.split(",")}))
+
+
+def share(word: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no share: write a number from 0 to 1, as 0.85")
+    return value
+
+
 def block_count(word: str) -> int | None:
     """A number of blocks of at least 1; `inf` → None."""
     return None if word == "inf" else positive(word)
