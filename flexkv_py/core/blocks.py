@@ -105,8 +105,11 @@ class DramCopy(Copy):
         return array("I", [self.frames[chunk] for chunk in chunks_in(chunks)]).tobytes()
 
     def fill(self, chunks: int, frames: bytes) -> None:
-        """These chunks (mask) are being filled, in these frames."""
+        """These chunks (mask) are being filled from now on, in these frames."""
         assert chunks & ~self.lacks == 0
+        if self.queue is not None:
+            self.queue.remove(self)
+        self.state = CopyState.FILLING
         assert isinstance(self.place, bytes)
         numbers = array("I", self.place)
         for chunk, frame in zip(chunks_in(chunks), array("I", frames), strict=True):

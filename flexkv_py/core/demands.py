@@ -11,9 +11,9 @@ from itertools import islice
 
 from flexkv_py.core.blocks import Copy, CopyState, Rule
 from flexkv_py.core.messages import Outcome, Priority, TicketKind, Tier
-from flexkv_py.core.moves import promotion_may_start, start_demotion, unpin
+from flexkv_py.core.moves import start_demotion, unpin
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
-from flexkv_py.core.room import Room, bring_up, make_room
+from flexkv_py.core.room import Room, make_room, promote
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
 from flexkv_py.core.transfers import Demand
@@ -95,10 +95,8 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
         if source is None or block.index.spec is None:
             finish_demand(state, want, ok=False, why="no tier that is up can supply the block")
             return True
-        if not promotion_may_start(state, block, Priority.WRITE_BEHIND):
-            return False
         chunks = block.index.full_mask if dram is None else dram.lacks
-        dram = bring_up(state, block, source, chunks, Priority.WRITE_BEHIND)
+        dram = promote(state, block, source, chunks, Priority.WRITE_BEHIND)
         if dram is None:
             return False
     if dram.state is CopyState.FILLING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flexkv_py.core.blocks import CopyState, DramCopy
 from flexkv_py.core.messages import BlockCopy, Outcome, Priority, StartCopies, TicketKind, Tier, TransferResult
-from flexkv_py.core.moves import promotion_may_start, unpin
+from flexkv_py.core.moves import unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import bring_up
+from flexkv_py.core.room import promote
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_prefix, settle_key
@@ -74,9 +74,7 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
             end_prefix(state, ticket, position, Outcome.FAILED if block.ready else Outcome.MISS)
             return True
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
-        if not promotion_may_start(state, block, priority):
-            return False
-        dram = bring_up(state, block, source, lacks, priority, ticket.deadline_ns)
+        dram = promote(state, block, source, lacks, priority, ticket.deadline_ns)
         if dram is None:
             return False
         state.tell(block.key, "promote", source.tier, ticket.kind.value)

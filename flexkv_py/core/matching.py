@@ -124,8 +124,7 @@ def _hold(state: State, session: Session, indexes: list[Index], keys: Sequence[B
     blocks = [index.blocks[key] for index in indexes for key in keys]
     for block in blocks:
         block.holds += 1
-    state.leases_made += 1
-    lease = Lease(state.leases_made, session.id, blocks)
+    lease = Lease(next(state.numbers), session.id, blocks)
     session.leases[lease.id] = state.leases[lease.id] = lease
     state.wake_at(state.now_ns + min(hold_ns, state.config.hold_ns_max), "lease", lease.id)
     return lease.id

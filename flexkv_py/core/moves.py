@@ -152,27 +152,6 @@ def drop_record(state: State, copy: Copy) -> None:
     _order(state, Transfer(MoveKind.DROP, copy), copy, (), Priority.WRITE_BEHIND)
 
 
-def promotion_may_start(state: State, block: Block, priority: Priority) -> bool:
-    """Whether one more may be on its way up. Half of the limit is for loads: nothing else may keep them waiting."""
-    return state.promotions.takes(block.index.record_bytes, share=1 if priority is Priority.LOAD else 2)
-
-
-def start_promotion(
-    state: State, block: Block, source: Copy, chunks: int, frames: bytes, priority: Priority, deadline_ns: int
-) -> DramCopy:
-    """Read chunks (mask) of a block from below into these frames."""
-    copy = block.dram
-    if copy is None:
-        copy = block.dram = DramCopy(block, bytes(block.index.frame_numbers.size))
-        copy.filling = 0
-    if copy.queue is not None:
-        copy.queue.remove(copy)
-    copy.state = CopyState.FILLING
-    copy.fill(chunks, frames)
-    start_reading(state, copy, source, priority, deadline_ns)
-    return copy
-
-
 def start_reading(state: State, copy: DramCopy, source: Copy, priority: Priority, deadline_ns: int) -> None:
     """Fill what a DRAM copy waits for from a record; also the second try from another tier."""
     assert copy.state is CopyState.FILLING

@@ -137,8 +137,7 @@ class Planner:
             elif kind == "lease" and subject in state.leases:
                 let_go(state, state.leases[subject])
             elif kind == "shrunk" and state.levels[messages.Tier(subject)].shrunk_until_ns <= state.now_ns:
-                level = state.levels[messages.Tier(subject)]
-                level.restore()
+                state.levels[messages.Tier(subject)].restore()
                 state.more = True
             elif kind == "ack" and subject in state.rows.by_id:
                 attached.lose_late_ranks(state, state.rows.by_id[RequestId(subject)])

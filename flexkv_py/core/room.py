@@ -11,7 +11,7 @@ from math import inf
 
 from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
 from flexkv_py.core.messages import Priority, Tier
-from flexkv_py.core.moves import evict, start_demotion, start_promotion, unpin
+from flexkv_py.core.moves import evict, start_demotion, start_reading, unpin
 from flexkv_py.core.placement import Verdict, explain, judge, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
@@ -52,10 +52,15 @@ def take_frames(state: State, index: Index, count: int) -> bytes | None:
     return None
 
 
-def bring_up(
+def promote(
     state: State, block: Block, source: Copy, chunks: int, priority: Priority, deadline_ns: int = 0
 ) -> DramCopy | None:
-    """Read chunks (mask) of a block from below; None when there is no room for them now."""
+    """Read chunks (mask) of a block from below into DRAM; None when that must wait for the link or for room.
+
+    Half of the link is for loads: nothing else may keep them waiting.
+    """
+    if not state.promotions.takes(block.index.record_bytes, share=1 if priority is Priority.LOAD else 2):
+        return None
     kept = [copy for copy in (source, block.dram) if copy is not None]
     stood_ready = [copy.queue is state.levels[copy.tier].reclaimable for copy in kept]
     for copy in kept:
@@ -65,7 +70,13 @@ def bring_up(
         unpin(state, copy, cold=frames is None and stood)  # who waits uses nothing
     if frames is None:
         return None
-    return start_promotion(state, block, source, chunks, frames, priority, deadline_ns)
+    dram = block.dram
+    if dram is None:
+        dram = block.dram = DramCopy(block, bytes(block.index.frame_numbers.size))
+        dram.filling = 0
+    dram.fill(chunks, frames)
+    start_reading(state, dram, source, priority, deadline_ns)
+    return dram
 
 
 def _evict_one(state: State, level: Level) -> Copy | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, Index
 from flexkv_py.core.budget import WriteBudget
@@ -128,13 +129,12 @@ class State:
         self.levels = {tier: Level(tier, config) for tier in config.tiers}
         self.dram = self.levels[Tier.DRAM]
         self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
+        self.numbers = count(1)  # of transfers, leases and timers
         self.transfers: dict[int, Transfer] = {}
-        self.transfers_made = 0
         self.promotions = InFlight(config.promotions_in_flight_max, config.promotion_bytes_in_flight_max)
         self.waiters: dict[Copy, list[Waiter]] = {}  # who wants to hear when a FILLING copy ends
         self.dropped: dict[Copy, None] = {}  # detached: failed fills still read, second records
         self.sessions: dict[int, Session] = {}
-        self.leases_made = 0
         self.leases: dict[int, Lease] = {}
         self.tickets: dict[int, Ticket] = {}
         self.arrivals: deque[Session] = deque()  # whose requests have keys not yet looked at, in turns
@@ -149,7 +149,6 @@ class State:
         self.demotion_faults: dict[Block, int] = {}
         self.pushed_out: dict[Block, int] = {}  # records that made room below a copy ready to go: the uses by then
         self.timers: list[tuple[int, int, str, int]] = []
-        self.timers_made = 0
         self.story: deque[tuple[int, BlockKey, str, Tier, str]] = deque(maxlen=config.story_events_max)
         self.counters: dict[tuple[str, str], int] = {}
         self.draining = False
@@ -174,8 +173,7 @@ class State:
         self.demands[demand.tier].append(demand)
 
     def wake_at(self, when_ns: int, kind: str = "", subject: int = 0) -> None:
-        self.timers_made += 1
-        heapq.heappush(self.timers, (when_ns, self.timers_made, kind, subject))
+        heapq.heappush(self.timers, (when_ns, next(self.numbers), kind, subject))
 
     def pin(self, copy: Copy) -> None:
         """A reader more; a pinned copy stands in no order."""
@@ -212,7 +210,6 @@ class State:
 
     def begin(self, transfer: Transfer) -> Transfer:
         """Enter a transfer into the ledger."""
-        self.transfers_made += 1
-        transfer.id = self.transfers_made
+        transfer.id = next(self.numbers)
         self.transfers[transfer.id] = transfer
         return transfer

@@ -11,9 +11,8 @@ from itertools import islice
 
 from flexkv_py.core.blocks import CopyState, DramCopy, Index
 from flexkv_py.core.messages import AbsentEntry, HeatEntry, HeatReported, Priority, RefuseReplay, ReplayOutcome
-from flexkv_py.core.moves import promotion_may_start
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import bring_up
+from flexkv_py.core.room import promote
 from flexkv_py.core.state import State
 from flexkv_py.rows.attached import Running, grant
 from flexkv_py.rows.grants import Rank
@@ -124,9 +123,7 @@ def _bring(state: State, want: Want[DramCopy, Index]) -> _Want:
             if position in rank.wanted:
                 _refuse(state, request, rank, ReplayOutcome.LOST, why)
         return _Want.SETTLED
-    if not promotion_may_start(state, block, Priority.LOAD):
-        return _Want.NO_ROOM
-    if bring_up(state, block, source, chunks, Priority.LOAD) is None:
+    if promote(state, block, source, chunks, Priority.LOAD) is None:
         return _Want.NO_ROOM
     want.reads += 1
     return _Want.LATER
@@ -140,11 +137,11 @@ def serve_hunches(state: State) -> None:
             continue
         block = request.index.blocks.get(request.keys[place.block])
         source = None if block is None or request.index.closed else source_below(state, block)
-        if block is None or source is None or not promotion_may_start(state, block, Priority.PREFETCH):
+        if block is None or source is None:
             continue
         dram = block.dram
         absent = dram is None or (dram.state is CopyState.READY and dram.lacks >> place.chunk & 1)
-        if absent and bring_up(state, block, source, 1 << place.chunk, Priority.PREFETCH) is None:
+        if absent and promote(state, block, source, 1 << place.chunk, Priority.PREFETCH) is None:
             return
 
 

@@ -143,5 +143,6 @@ class Requests(Generic[CopyT, IndexT]):
             del self.by_id[request.id]
             del self._names[request.index, request.owner, request.called]
             self.changed.pop(request, None)
+        if not request.live:
             self.policy.detached(request.id)
         return freed
