@@ -71,8 +71,9 @@ def on_transfers_finished(state: State, event: messages.TransfersFinished) -> No
             state.dram.policy.add(transfer.copy)
     for transfer in saved:
         acknowledge_saved(state, transfer)
-        ok = transfer.copy.state is CopyState.READY
-        _tell_waiters(state, transfer.copy, ok=ok, why="the save that was filling it failed")
+        if transfer.copy in state.waiters:
+            ok = transfer.copy.state is CopyState.READY
+            _tell_waiters(state, transfer.copy, ok=ok, why="the save that was filling it failed")
 
 
 def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
