@@ -40,6 +40,7 @@ class AsyncLink:
 
     async def greet(self, deadline_s: float) -> Welcome:
         """Say hello and return the answer; `deadline_s` is on the loop's clock, as everywhere here."""
+        self._check_alive()
         return (await self._run(self._session.greet(), (), deadline_s)).result()
 
     async def exchange(

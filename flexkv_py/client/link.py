@@ -68,6 +68,8 @@ class Link:
     def greet(self, deadline_s: float) -> Welcome:
         """Say hello and return the answer; `deadline_s` is on `time.monotonic`, as everywhere here."""
         with self._lock:
+            if self.lost:  # the watcher may have met the end before there was a call that it could fail
+                raise lost_meanwhile()
             call = self._session.greet()
             self._users += 1
         return self._run(call, (), deadline_s).result()

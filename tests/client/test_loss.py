@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flexkv_py.client import Client
+from flexkv_py.client.link import Link
 from flexkv_py.client.rows import REPORTS_UNSENT_MAX
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import HEAT_ENTRY_BYTES, REPORT_PAGES_MAX
@@ -64,6 +65,18 @@ def test_a_loss_is_noticed_while_nobody_calls(daemon, client):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     ends_with(ErrorCode.DAEMON_LOST, ticket.wait)
+
+
+def test_a_connection_that_ends_before_the_greeting_is_lost_at_once(client):
+    """The daemon dies between accepting and the hello: DAEMON_LOST, long before the call's deadline."""
+    ours, theirs = socket.socketpair()
+    client.close()
+    link = Link(ours, client._session, threading.Lock())
+    theirs.close()
+    link._watcher.join()
+    deadline_s = time.monotonic() + 60
+    ends_with(ErrorCode.DAEMON_LOST, link.greet, deadline_s)
+    assert time.monotonic() < deadline_s - 30
 
 
 @pytest.mark.timing
