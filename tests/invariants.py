@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index, children_of
+from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Index, children_of
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Tier
+from flexkv_py.core.placement import is_below
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Demand, TransferKind
 from flexkv_py.keys import ROOT
+from flexkv_py.rows.grants import chunks_in
+from tests import row_invariants
 
 
 def check(planner: Planner) -> None:
@@ -29,6 +32,7 @@ def check(planner: Planner) -> None:
     _check_levels(state, copies)
     _check_holds(state, indexes)
     _check_tickets(state)
+    row_invariants.check(state, indexes)
 
 
 def _all_indexes(state: State) -> list[Index]:
@@ -60,8 +64,12 @@ def _check_chains(state: State, index: Index) -> None:
 def _check_copy(state: State, copy: Copy) -> None:
     in_order = copy.queue is not None
     assert in_order == (copy.state is CopyState.READY and copy.readers == 0), f"{copy}: in_order={in_order}"
-    if copy.state is CopyState.READY and copy.block.index.spec is not None and copy.tier is Tier.DRAM:
-        assert copy.present == copy.block.index.full_mask
+    if isinstance(copy, DramCopy):
+        assert copy.present & copy.filling == 0
+        assert bool(copy.filling) <= (copy.state is CopyState.FILLING), f"{copy} is filled, yet not FILLING"
+        assert copy.state is not CopyState.READY or copy.present, f"{copy} has nothing"
+        in_part = copy.state is CopyState.READY and copy.lacks
+        assert not in_part or is_below(copy.block, Tier.DRAM), f"{copy} is there in part, and nowhere else"
     assert copy.tier in state.levels
 
 
@@ -88,6 +96,7 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
     for want in live_demands(state):
         if want.staged is not None:
             readers[want.staged] += 1
+    readers.update(row_invariants.readers(state))
     for copy in [*copies, *state.dropped]:
         assert copy.readers == readers[copy], f"{copy}: {readers[copy]} readers are known"
         assert (copy.state is CopyState.FILLING) == (fills[copy] == 1), f"{copy}: {fills[copy]} fills are known"
@@ -106,14 +115,15 @@ def _check_frames(state: State, copies: list[Copy]) -> None:
     seen: set[int] = set()
     pages = 0
     for copy in [*copies, *state.dropped]:
-        if copy.tier is not Tier.DRAM:
+        if not isinstance(copy, DramCopy):
             continue
         size = copy.block.index.frame_pages
-        for frame in copy.frames:
+        there = [copy.frames[chunk] for chunk in chunks_in(copy.present | copy.filling)]
+        for frame in there:
             covered = range(frame, frame + size)
             assert seen.isdisjoint(covered), f"{copy}: frame {frame} belongs to two copies"
             seen.update(covered)
-        pages += size * len(copy.frames)
+        pages += size * len(there)
     assert state.frames.used_pages == pages, f"{state.frames.used_pages} pages are taken, {pages} are named"
     assert used_pages(state.frames) == pages
 

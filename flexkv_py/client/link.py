@@ -16,7 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flexkv_py.client.session import Call, Handle, Reply, Session, lost_meanwhile
+from flexkv_py.client.calls import Call, Handle, Reply, close_all, lost_meanwhile
+from flexkv_py.client.session import Session
+from flexkv_py.client.sockets import ANCILLARY_BYTES, RECEIVE_FLAGS, descriptors_of
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import ClientMessage, Message, Welcome
 
@@ -52,6 +54,7 @@ class Link:
         self._session = session
         self._lock = lock
         self._sending = threading.Lock()  # a frame goes out whole before the next begins
+        self._unsent = bytearray()  # frames that nobody waits for; guarded by `_sending`
         self._reading = False  # some thread leads; the three fields below are its alone
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._readable = select.poll()
@@ -67,7 +70,7 @@ class Link:
         with self._lock:
             call = self._session.greet()
             self._users += 1
-        return self._run(call, (), deadline_s)
+        return self._run(call, (), deadline_s).result()
 
     def exchange(
         self,
@@ -78,15 +81,60 @@ class Link:
         descriptors: Sequence[int] = (),
     ) -> Reply:
         """Send a request, wait for its reply. Raises what the daemon answers, DAEMON_LOST, DEADLINE_EXCEEDED."""
+        return self._exchange(message, expect, deadline_s, about, descriptors).result()
+
+    def fetch(self, message: ClientMessage, expect: type[Reply], deadline_s: float) -> tuple[Reply, list[int]]:
+        """Like `exchange`, for a reply with descriptors: they are the caller's."""
+        call = self._exchange(message, expect, deadline_s)
+        return call.result(), call.descriptors
+
+    def wait_for_pages(self, deadline_s: float) -> bool:
+        """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
         with self._lock:
             if self.lost:
                 raise lost_meanwhile()
-            call = self._session.start(message, expect, about)
+            if self._session.rows.peek() is not None:
+                return True
+            call = self._session.await_pages()
             self._users += 1
-        return self._run(call, descriptors, deadline_s)
+        try:
+            self._wait(call, deadline_s)
+        finally:
+            self._forsake(call)
+        if call.ended:
+            call.result()
+        return call.ended
+
+    def post(self) -> None:
+        """Send what is owed and waited for by nobody, as far as it goes at once; what is left goes out first next time.
+
+        While another thread sends, nothing goes: the next call or poll takes it along.
+        """
+        if not self._session.owing and not self._unsent:
+            return
+        if not self._sending.acquire(blocking=False):
+            return
+        with self._lock:
+            if self.lost:
+                self._sending.release()
+                return
+            self._users += 1
+            self._unsent += self._session.posts()
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # whoever reads meets the end too, after what the daemon said last
+        finally:
+            self._sending.release()
+            with self._lock:
+                self._leave()
 
     def drain(self) -> None:
         """Take what has come, without waiting; where a thread leads, it does so already."""
+        self.post()
         with self._lock:
             if self._reading or self.lost:
                 return
@@ -113,26 +161,51 @@ class Link:
 
     # ------------------------------------------------------------ the calls
 
-    def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Reply:
+    def _exchange(
+        self,
+        message: ClientMessage,
+        expect: type[Reply],
+        deadline_s: float,
+        about: Handle | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> Call[Reply]:
+        with self._lock:
+            if self.lost:
+                raise lost_meanwhile()
+            call = self._session.start(message, expect, about)
+            self._users += 1
+        return self._run(call, descriptors, deadline_s)
+
+    def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Call[Reply]:
+        """The call, ended."""
         try:
             self._send(call.frame, descriptors, deadline_s)
             self._wait(call, deadline_s)
         finally:
-            with self._lock:
-                if not call.ended:
-                    self._session.abandon(call)
-                self._leave()
+            self._forsake(call)
         if not call.ended:
             raise _late("no reply came")
-        return call.result()
+        return call
+
+    def _forsake(self, call: Call[Reply]) -> None:
+        """This thread is done with the call, and with the socket."""
+        with self._lock:
+            if not call.ended:
+                self._session.abandon(call)
+            self._leave()
 
     def _send(self, frame: bytearray, descriptors: Sequence[int], deadline_s: float) -> None:
         if not self._sending.acquire(timeout=_remaining_s(deadline_s)):
             raise _late("another thread's request was still being sent")
         sent = 0
         try:
+            if self._session.owing:
+                with self._lock:
+                    self._unsent += self._session.posts()
             while sent < len(frame):
                 try:
+                    while self._unsent:
+                        del self._unsent[: self._socket.send(self._unsent)]
                     if descriptors and sent == 0:
                         sent = socket.send_fds(self._socket, [frame], descriptors)
                     else:
@@ -210,8 +283,10 @@ class Link:
 
     def _receive(self) -> bool:
         """Read once and wake whoever was answered; False when nothing has come or the end is reached."""
+        descriptors: list[int] = []
         try:
-            count = self._socket.recv_into(self._received)
+            count, ancillary, _, _ = self._socket.recvmsg_into([self._received], ANCILLARY_BYTES, RECEIVE_FLAGS)
+            descriptors = descriptors_of(ancillary) if ancillary else []
         except BlockingIOError:
             return False
         except OSError as error:
@@ -220,10 +295,11 @@ class Link:
             why = "it closed the connection"
         with self._lock:
             if count == 0:
+                close_all(descriptors)
                 self._lose(why)
                 return False
             try:
-                for call in self._session.receive(self._received[:count]):
+                for call in self._session.receive(self._received[:count], descriptors):
                     self._wake(call)
             except FlexKVError as error:
                 self._lose(error.message)

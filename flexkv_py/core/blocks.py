@@ -17,6 +17,7 @@ Nothing here decides anything.
 from __future__ import annotations
 
 import struct
+import sys
 from enum import Enum
 from functools import lru_cache
 from typing import ClassVar
@@ -25,6 +26,7 @@ from flexkv_py.core.frames import FRAME_NUMBER_BYTES
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.rows.grants import Request, chunks_in
 
 
 class CopyState(Enum):
@@ -82,14 +84,38 @@ class Copy:
 
 
 class DramCopy(Copy):
-    """The one kind of copy that may be there in part."""
+    """The one kind of copy that may be there in part; READY, but not whole, only while the block is whole below."""
 
-    __slots__ = ("present",)
+    __slots__ = ("filling", "present")
     tier = Tier.DRAM
 
     def __init__(self, block: Block, frames: bytes) -> None:
         super().__init__(block, frames)
         self.present = 0  # mask of chunks
+        self.filling = 0  # mask of chunks; those in neither mask have no frame
+
+    @property
+    def lacks(self) -> int:
+        """Chunks (mask) that are neither there nor on their way."""
+        return self.block.index.full_mask & ~(self.present | self.filling)
+
+    def packed(self, chunks: int) -> bytes:
+        """The frames of these chunks (mask)."""
+        assert isinstance(self.place, bytes)
+        if chunks == self.block.index.full_mask:
+            return self.place
+        frames = self.frames
+        return b"".join(frames[chunk].to_bytes(FRAME_NUMBER_BYTES, sys.byteorder) for chunk in chunks_in(chunks))
+
+    def fill(self, chunks: int, frames: bytes) -> None:
+        """These chunks (mask) are being filled, in these frames."""
+        assert chunks & ~self.lacks == 0
+        assert isinstance(self.place, bytes)
+        numbers, taken = list(self.frames), iter(unpack_frames(frames))
+        for chunk in chunks_in(chunks):
+            numbers[chunk] = next(taken)
+        self.place = _layout(len(self.place)).pack(*numbers)
+        self.filling |= chunks
 
 
 class SsdCopy(Copy):
@@ -200,6 +226,11 @@ class Block:
         elif self.index.rules:
             self.index.rules.pop(self, None)
 
+    @property
+    def needed(self) -> bool:
+        """Whether somebody counts on the block, in whatever tier."""
+        return self.holds > 0 or self.key in self.index.attached
+
     def copy_in(self, tier: Tier) -> Copy | None:
         if tier is _DRAM:
             return self.dram
@@ -251,6 +282,7 @@ class Index:
         self.record_bytes = 0  # one size for all records of an index; 0 until known
         self.blocks: dict[BlockKey, Block] = {}
         self.awaiting: dict[BlockKey, Block | dict[Block, None]] = {}
+        self.attached: dict[BlockKey, tuple[Request[DramCopy, Index], ...]] = {}  # running requests by what they read
         self.rules: dict[Block, Rule] = {}  # exactly the blocks whose rule is not ADMISSION
         self.closed = False  # reset: every copy goes as soon as nothing reads it
 

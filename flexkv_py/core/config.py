@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flexkv_py.core.messages import Tier
+from flexkv_py.rows.table import RowLimits
 
 SECOND_NS = 1_000_000_000
 
@@ -49,6 +50,7 @@ class PlannerConfig:
     hold_ns_max: int = 3600 * SECOND_NS
     retry_after_ns: int = 50_000_000
     """What a throttled save is told to wait."""
+    rows: RowLimits = field(default_factory=RowLimits)
 
     def __post_init__(self) -> None:
         assert self.tiers[0] is Tier.DRAM, "DRAM is where every block arrives"

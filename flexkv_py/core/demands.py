@@ -11,9 +11,9 @@ from itertools import islice
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
 from flexkv_py.core.messages import Outcome, Priority, Tier
-from flexkv_py.core.moves import promotion_may_start, start_demotion, start_promotion
+from flexkv_py.core.moves import promotion_may_start, start_demotion
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
-from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
+from flexkv_py.core.room import Room, back_to_order, bring_up, make_room
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
@@ -96,17 +96,19 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
     block, dram = want.block, want.block.dram
     if make_room(state, state.levels[tier], block.index) is not Room.NOW:
         return False  # before anything is promoted for it: two demands would push each other out of DRAM
-    if dram is None:
+    if dram is not None and dram.lacks and dram.state is CopyState.FILLING:
+        return False
+    if dram is None or dram.lacks:
         source = source_below(state, block)
         if source is None or block.index.spec is None:
             finish_demand(state, want, ok=False, why="no tier that is up can supply the block")
             return True
         if not promotion_may_start(state, block, Priority.WRITE_BEHIND):
             return False
-        frames = take_frames(state, block.index)
-        if frames is None:
+        chunks = block.index.full_mask if dram is None else dram.lacks
+        dram = bring_up(state, block, source, chunks, Priority.WRITE_BEHIND)
+        if dram is None:
             return False
-        dram = start_promotion(state, block, source, frames, Priority.WRITE_BEHIND)
     if dram.state is CopyState.FILLING:
         state.wait_on(dram, Waiter(WaitFor.DEMAND, demand=want))
         return True

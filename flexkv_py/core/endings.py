@@ -16,13 +16,14 @@ from flexkv_py.core.messages import (
     TransfersFinished,
 )
 from flexkv_py.core.moves import drop_record, evict, fail_fill, lose_record, start_reading, unpin
-from flexkv_py.core.placement import source_below
+from flexkv_py.core.placement import is_below, source_below
 from flexkv_py.core.recovery import lost_early
 from flexkv_py.core.room import back_to_order, make_room_after_fault
 from flexkv_py.core.saving import acknowledge_saved, on_saved, present_heard
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Transfer, TransferKind, WaitFor
+from flexkv_py.rows.attached import grant, revoke_copy
 
 LOST_FAULTS = (Fault.CORRUPT, Fault.MISSING)
 """Faults that mean the record is worthless: it is dropped, so nobody asks for it again."""
@@ -41,8 +42,9 @@ def on_chunk_landed(state: State, event: ChunkLanded) -> None:
     copy, bit = transfer.copy, 1 << event.chunk
     assert isinstance(copy, DramCopy)
     assert bit <= copy.block.index.full_mask
-    assert copy.present & bit == 0
+    assert copy.filling & bit
     copy.present |= bit
+    copy.filling ^= bit
     for waiter in state.waiters.get(copy, ()):
         if waiter.wait is WaitFor.LOAD:
             assert waiter.transfer is not None
@@ -91,12 +93,17 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     if result.fault is None:
         if transfer.ahead_bytes:
             level.forecast.note(transfer.ahead_bytes, state.now_ns - transfer.started_ns, state.now_ns)
-        assert copy.present == block.index.full_mask, "a promotion ended before all its chunks had landed"
-        copy.state = CopyState.READY
+        assert not copy.filling, "a promotion ended before all its chunks had landed"
         unpin(state, source)
         state.count("promotions", source.tier.name.lower())
+        if copy.lacks and not is_below(block, Tier.DRAM):
+            fail_fill(state, copy)
+            _tell_waiters(state, copy, ok=False, why="the record it was read from was lost meanwhile")
+            return
+        copy.state = CopyState.READY
         settle(state, block)
         wanted = copy.readers > 0 or copy in state.waiters
+        grant(state, copy)
         if copy.readers == 0:
             state.dram.put(copy, cold=not wanted or not block.linked)
         _tell_waiters(state, copy, ok=True)
@@ -107,12 +114,26 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     until_ns = _wanted_until_ns(state, copy)
     not_begun = result.fault is Fault.LATE and 0 < transfer.deadline_ns <= state.now_ns and until_ns is not None
     again = source_below(state, block, Tier.DRAM if not_begun else source.tier)
-    if again is not None and copy.present == 0 and not block.index.closed:
+    if again is not None and copy.filling == transfer.todo and not block.index.closed:
         state.tell(block.key, "promote", again.tier, "somebody waits longer" if not_begun else "second source")
         start_reading(state, copy, again, Priority.LOAD, until_ns or 0)
         return
-    fail_fill(state, copy)
+    _fill_failed(state, transfer, copy)
     _tell_waiters(state, copy, ok=False, why=result.detail or f"promotion failed: {result.fault.value}")
+
+
+def _fill_failed(state: State, transfer: Transfer, copy: DramCopy) -> None:
+    """A copy that was there in part before is so again, while the block is whole below; another comes to nothing."""
+    index = copy.block.index
+    begun = not copy.present or transfer.todo == index.full_mask
+    if begun or index.closed or not is_below(copy.block, Tier.DRAM):
+        fail_fill(state, copy)
+        return
+    state.frames.give(index.frame_pages, copy.packed(copy.filling))
+    copy.filling, copy.state = 0, CopyState.READY
+    grant(state, copy)
+    if copy.readers == 0:
+        state.dram.put(copy)
 
 
 def _wanted_until_ns(state: State, copy: Copy) -> int | None:
@@ -171,6 +192,9 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         state.count("faults", f"{target.tier.name.lower()}_{result.fault.value}")
         state.tell(block.key, "fault", target.tier, f"demotion: {result.fault.value}: {result.detail}")
         state.wake_at(level.pause_until_ns, "pause", int(target.tier))
+    if result.fault is Fault.CORRUPT and block.dram is not None and block.dram is source:
+        revoke_copy(state, block.dram)  # a worker of a shared arena wrote there: whoever reads it reads garbage
+        fail_fill(state, block.dram)
     back_to_order(state, source, still_cold=block.uses == transfer.uses)
     why = "" if result.fault is None else result.detail or result.fault.value
     _tell_waiters(state, target, ok=result.fault is None, why=why)

@@ -14,9 +14,9 @@ from flexkv_py.core.messages import (
     Tier,
     TransferResult,
 )
-from flexkv_py.core.moves import promotion_may_start, start_promotion, unpin
+from flexkv_py.core.moves import promotion_may_start, unpin
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import back_to_order, take_frames
+from flexkv_py.core.room import bring_up
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, settle_key
@@ -75,7 +75,7 @@ def give_up(state: State, ticket: Ticket, position: int, waiting: int = 0) -> bo
 def _resident(ticket: Ticket, position: int) -> bool:
     assert ticket.index is not None
     block = ticket.index.blocks.get(ticket.keys[position])
-    return block is None or block.dram is not None
+    return block is None or (block.dram is not None and not block.dram.lacks)
 
 
 def _queue(state: State, ticket: Ticket, position: int) -> None:
@@ -103,7 +103,9 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
     assert index is not None
     block = None if index.closed else index.blocks.get(ticket.keys[position])
     dram = None if block is None else block.dram
-    if block is not None and dram is None:
+    if dram is not None and dram.lacks and dram.state is CopyState.FILLING:
+        return False  # once it has what it waits for, the rest can be read
+    if block is not None and (dram is None or dram.lacks):
         source = source_below(state, block)
         if source is None:
             ticket.detail = "the only tier that has the block is down" if block.ready else ticket.detail
@@ -112,20 +114,14 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
         if not promotion_may_start(state, block, priority):
             return False
-        stood_ready = source.queue is state.levels[source.tier].reclaimable
-        state.pin(source)  # making room must not evict what we are about to read
-        frames = take_frames(state, index)
-        if frames is None and stood_ready:
-            back_to_order(state, source, still_cold=True)  # a load that waits uses nothing
-        else:
-            unpin(state, source)
-        if frames is None:
+        chunks = index.full_mask if dram is None else dram.lacks
+        dram = bring_up(state, block, source, chunks, priority, ticket.deadline_ns)
+        if dram is None:
             if state.frames.fits(index.frame_pages, index.chunk_count):
                 return False
             ticket.detail = "one block is larger than the DRAM arena"
             settle_key(state, ticket, position, Outcome.FAILED)
             return True
-        dram = start_promotion(state, block, source, frames, priority, ticket.deadline_ns)
         state.tell(block.key, "promote", source.tier, ticket.kind.value)
     if block is None or dram is None:
         settle_key(state, ticket, position, Outcome.MISS)

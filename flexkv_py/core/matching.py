@@ -86,7 +86,7 @@ def _walk(state: State, index: Index, keys: Sequence[BlockKey]) -> int:
 
 def slowest_tier(state: State, block: Block) -> Tier | None:
     """The tier a load would have to wait for; None when the block is READY in no tier that is up."""
-    if block.dram is not None and block.dram.state is CopyState.READY:
+    if block.dram is not None and block.dram.state is CopyState.READY and not block.dram.lacks:
         return Tier.DRAM
     source = source_below(state, block)
     return None if source is None else source.tier

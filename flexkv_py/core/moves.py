@@ -7,37 +7,55 @@ not in the state would be made twice.
 from __future__ import annotations
 
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, DramCopy
+from flexkv_py.core.frames import FRAME_NUMBER_BYTES
 from flexkv_py.core.links import settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
-from flexkv_py.core.placement import judge
+from flexkv_py.core.placement import is_below, judge
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer, TransferKind
 
 
 def fill_dram(block: Block, frames: bytes) -> DramCopy:
-    """A FILLING DRAM copy in these frames."""
+    """A DRAM copy of which all chunks are being filled, in these frames."""
     assert block.dram is None
     copy = block.dram = DramCopy(block, frames)
+    copy.filling = block.index.full_mask
     return copy
 
 
 def free_frames(state: State, copy: Copy) -> None:
     """The copy's frames are named by nothing any more."""
-    assert copy.tier is Tier.DRAM
+    assert isinstance(copy, DramCopy)
     assert copy.readers == 0
-    assert isinstance(copy.place, bytes)
-    state.frames.give(copy.block.index.frame_pages, copy.place)
+    state.frames.give(copy.block.index.frame_pages, copy.packed(copy.present | copy.filling))
 
 
-def fail_fill(state: State, copy: Copy) -> None:
-    """A FILLING DRAM copy comes to nothing; loads may still read the chunks that have landed."""
+def free_chunks(state: State, copy: DramCopy, chunks: int) -> None:
+    """Chunks (mask) of a READY copy leave DRAM alone; nothing reads them, and the block is whole below."""
+    assert copy.state is CopyState.READY
+    assert chunks & ~copy.present == 0
+    if chunks == copy.present:
+        evict(state, copy, "a running request left it cold")
+        return
+    state.frames.give(copy.block.index.frame_pages, copy.packed(chunks))
+    copy.present &= ~chunks
+
+
+def fail_fill(state: State, copy: DramCopy) -> None:
+    """A DRAM copy comes to nothing; whoever reads it may go on reading the chunks that are there."""
+    _give_up(state, copy)
+    settle(state, copy.block)
+
+
+def _give_up(state: State, copy: DramCopy) -> None:
+    if copy.queue is not None:
+        copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
     copy.block.dram = None
     if copy.readers:
         state.dropped[copy] = None
     else:
         free_frames(state, copy)
-    settle(state, copy.block)
 
 
 def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
@@ -109,7 +127,10 @@ def forget_record(state: State, copy: Copy) -> None:
 
 
 def _uncover(state: State, block: Block) -> None:
-    """A copy that stood ready to go because of a record that was lost may not go any more."""
+    """A copy that stood ready to go because of a record that was lost may not go any more; one in part must."""
+    dram = block.dram
+    if dram is not None and dram.state is CopyState.READY and dram.lacks and not is_below(block, Tier.DRAM):
+        _give_up(state, dram)
     for copy in (block.dram, block.ssd):
         if copy is not None and copy.queue is state.levels[copy.tier].reclaimable and not judge(state, copy).may_go:
             copy.queue.remove(copy)
@@ -133,32 +154,38 @@ def promotion_may_start(state: State, block: Block, priority: Priority) -> bool:
 
 
 def start_promotion(
-    state: State, block: Block, source: Copy, frames: bytes, priority: Priority, deadline_ns: int = 0
+    state: State, block: Block, source: Copy, chunks: int, frames: bytes, priority: Priority, deadline_ns: int
 ) -> DramCopy:
-    """Read a whole block from below into these frames."""
-    copy = fill_dram(block, frames)
+    """Read chunks (mask) of a block from below into these frames."""
+    copy = block.dram
+    if copy is None:
+        copy = block.dram = DramCopy(block, bytes(FRAME_NUMBER_BYTES * block.index.chunk_count))
+    if copy.queue is not None:
+        copy.queue.remove(copy)
+    copy.state = CopyState.FILLING
+    copy.fill(chunks, frames)
     start_reading(state, copy, source, priority, deadline_ns)
     return copy
 
 
 def start_reading(state: State, copy: DramCopy, source: Copy, priority: Priority, deadline_ns: int) -> None:
-    """Fill a DRAM copy from a record; also the second try from another tier."""
+    """Fill what a DRAM copy waits for from a record; also the second try from another tier."""
     assert copy.state is CopyState.FILLING
-    assert copy.present == 0
+    assert copy.filling
     assert source.state is CopyState.READY
     block, spec = copy.block, copy.block.index.spec
     assert spec is not None
     state.pin(source)
     transfer = state.new_transfer(Transfer(state.next_transfer_id(), TransferKind.PROMOTE, block, copy, source))
-    transfer.started_ns, transfer.deadline_ns = state.now_ns, deadline_ns
-    if priority is Priority.LOAD:
+    transfer.started_ns, transfer.deadline_ns, transfer.todo = state.now_ns, deadline_ns, copy.filling
+    if priority is Priority.LOAD and copy.filling == block.index.full_mask:
         level = state.levels[source.tier]
         level.loading_bytes += block.index.record_bytes
         transfer.ahead_bytes = level.loading_bytes
     state.promotions.begin(block.index.record_bytes)
     kind, tier, place = MoveKind.PROMOTE, source.tier, source.location
-    frames, cut = copy.frames, spec.chunk_bytes
-    state.out.append(StartMove(transfer.id, kind, tier, block.name, place, frames, cut, priority, deadline_ns))
+    frames, cut, chunks = copy.frames, spec.chunk_bytes, copy.filling
+    state.out.append(StartMove(transfer.id, kind, tier, block.name, place, frames, cut, priority, deadline_ns, chunks))
 
 
 def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -> Copy:
@@ -166,6 +193,7 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     source, level, spec = block.dram, state.levels[tier], block.index.spec
     assert source is not None
     assert source.state is CopyState.READY
+    assert not source.lacks
     assert block.copy_in(tier) is None
     assert spec is not None
     state.pin(source)

@@ -26,6 +26,8 @@ from flexkv_py.core.tickets import end_session_tickets, expire_ticket, finish_ti
 from flexkv_py.core.transfers import Flush
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
+from flexkv_py.rows import attached, leaving, replays
+from flexkv_py.rows.policy import RequestId
 
 TIMERS_PER_EVENT_MAX = 1024
 
@@ -52,6 +54,11 @@ class Planner:
             messages.RecoveryFinished: partial(recovery.on_recovery_finished, self.state),
             messages.RecordsLost: partial(recovery.on_records_lost, self.state),
             messages.TierChanged: partial(recovery.on_tier_changed, self.state),
+            messages.RequestAttached: partial(self._in_session, attached.on_attached),
+            messages.RequestDetached: partial(self._in_session, attached.on_detached),
+            messages.PagesAcknowledged: partial(self._in_session, attached.on_acknowledged),
+            messages.HeatReported: partial(self._in_session, replays.on_heat),
+            messages.WorkerGone: partial(attached.on_worker_gone, self.state),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
@@ -61,6 +68,7 @@ class Planner:
         state = self.state
         assert event.now_ns >= state.now_ns, "time went backwards"
         state.now_ns = event.now_ns
+        state.rows.short_pages = 0
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
@@ -100,6 +108,10 @@ class Planner:
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
+        if state.rows.going:
+            leaving.free_going(state)
+        if state.rows.wants:
+            replays.serve_wants(state)
         if state.room_loads or state.room_prefetches:
             serve_room_loads(state)
         serve_demands(state)
@@ -112,6 +124,10 @@ class Planner:
             clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
+        if state.rows.by_id:
+            replays.serve_rising(state)
+            leaving.make_room(state)
+            attached.tell(state)
 
     def _expire(self) -> None:
         state = self.state
@@ -124,6 +140,10 @@ class Planner:
             elif kind == "lease" and subject in state.lease_owner:
                 session = state.sessions[state.lease_owner[subject]]
                 let_go(state, session, session.leases[subject])
+            elif kind == "ack" and subject in state.rows.by_id:
+                attached.lose_late_ranks(state, state.rows.by_id[RequestId(subject)])
+            elif kind == "replay" and subject in state.rows.by_id:
+                replays.refuse_late(state, state.rows.by_id[RequestId(subject)])
 
     def _on_session_opened(self, event: messages.SessionOpened) -> None:
         state = self.state
@@ -132,7 +152,9 @@ class Planner:
             refuse(state, event.session, 0, 0, ErrorCode.LIMIT_EXCEEDED, why)
             return
         assert event.session not in state.sessions
-        state.sessions[event.session] = Session(event.session, event.namespace.digest, event.shard, event.namespace)
+        state.sessions[event.session] = Session(
+            event.session, event.namespace.digest, event.shard, event.namespace, event.instance
+        )
         recovery.introduce(state, state.index(event.namespace.digest, event.shard), event.namespace)
 
     def _on_session_closed(self, event: messages.SessionClosed) -> None:
@@ -140,6 +162,7 @@ class Planner:
         session = state.sessions.get(event.session)
         if session is not None:
             end_session_tickets(state, session)
+            attached.close_ranks(state, session)
             for lease in list(session.leases.values()):
                 let_go(state, session, lease)
             del state.sessions[event.session]

@@ -20,6 +20,7 @@ from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset, TransferKind
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, NamespaceDigest
+from flexkv_py.rows.attached import revoke_copy
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
 DROPS_AGAIN_PER_EVENT_MAX = 16
@@ -161,9 +162,9 @@ def _adopt(state: State, copy: Copy, level: Level) -> None:
 
 
 def forget_idle_indexes(state: State) -> None:
-    """Indexes without blocks and sessions go, or every epoch and tenant that ever came would leave one."""
+    """Indexes nobody uses go, or every epoch and tenant that ever came would leave one."""
     wanted = {(session.namespace, session.shard) for session in state.sessions.values()}
-    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or at in wanted}
+    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or index.attached or at in wanted}
 
 
 def on_reset(state: State, event: NamespaceReset) -> None:
@@ -200,6 +201,8 @@ def _all_gone(state: State, reset: Reset) -> bool:
 
 
 def _forget(state: State, block: Block) -> None:
+    if block.dram is not None:
+        revoke_copy(state, block.dram)
     for copy in block.copies():
         if copy.state is CopyState.READY and copy.readers == 0:
             evict(state, copy, "the namespace was reset")

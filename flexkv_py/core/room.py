@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Index
 from flexkv_py.core.messages import Priority, Tier
-from flexkv_py.core.moves import evict, start_demotion, unpin
+from flexkv_py.core.moves import evict, start_demotion, start_promotion, unpin
 from flexkv_py.core.placement import Verdict, explain, is_below, judge, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
@@ -34,20 +34,40 @@ class Room(Enum):
     NONE = 3  # everything in the tier must first be written further down
 
 
-def take_frames(state: State, index: Index) -> bytes | None:
-    """Frames (packed) for one block of this index, evicting what may go; None when nothing may go now."""
-    pages, count = index.frame_pages, index.chunk_count
+def take_frames(state: State, index: Index, count: int) -> bytes | None:
+    """Frames (packed) for `count` chunks of this index, evicting what may go; None when nothing may go now."""
+    pages = index.frame_pages
     for _ in range(VICTIMS_PER_TAKE_MAX):
         frames = state.frames.take(pages, count)
         if frames is not None:
             return frames
         victim = _evict_one(state, state.dram)
         if victim is None:
+            state.rows.short_pages = max(state.rows.short_pages, count * pages)
             return None
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
     state.wake_at(state.now_ns + 1, "room", int(Tier.DRAM))  # more may go, but not in one event
     return None
+
+
+def bring_up(
+    state: State, block: Block, source: Copy, chunks: int, priority: Priority, deadline_ns: int = 0
+) -> DramCopy | None:
+    """Read chunks (mask) of a block from below; None when there is no room for them now."""
+    kept = [copy for copy in (source, block.dram) if copy is not None]
+    stood_ready = [copy.queue is state.levels[copy.tier].reclaimable for copy in kept]
+    for copy in kept:
+        state.pin(copy)  # making room must not evict what we are about to read, or to fill
+    frames = take_frames(state, block.index, chunks.bit_count())
+    for copy, stood in zip(kept, stood_ready, strict=True):
+        if frames is None and stood:
+            back_to_order(state, copy, still_cold=True)  # who waits uses nothing
+        else:
+            unpin(state, copy)
+    if frames is None:
+        return None
+    return start_promotion(state, block, source, chunks, frames, priority, deadline_ns)
 
 
 def _evict_one(state: State, level: Level) -> Copy | None:
@@ -95,7 +115,7 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
     A tier that is full of blocks not yet further down is passed by, whatever the gates below it say, or
     DRAM would wait for the staging that itself needs DRAM.
     """
-    passed, insists = "", block.holds > 0
+    passed, insists = "", block.needed
     for level in state.below:
         if not level.takes(block.index.record_bytes, state.now_ns):
             continue

@@ -14,6 +14,7 @@ from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, refuse, settle_key
 from flexkv_py.core.transfers import Transfer, TransferKind, Waiter, WaitFor
 from flexkv_py.errors import ErrorCode
+from flexkv_py.rows.attached import grant
 
 
 def on_save(state: State, event: SaveAsked, session: Session) -> None:
@@ -61,7 +62,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
     if block is not None and (block.dram is not None or block.ready):
         _meet(state, ticket, position, block)
         return True
-    frames = take_frames(state, index)
+    frames = take_frames(state, index, index.chunk_count)
     if frames is None:
         if state.frames.fits(index.frame_pages, index.chunk_count):
             return False
@@ -138,10 +139,11 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> tuple[
         state.count("faults", f"worker_{result.fault.value}")
     if result.fault is None and not ticket.over and not block.index.closed:
         copy.state = CopyState.READY
-        copy.present = block.index.full_mask
+        copy.present, copy.filling = copy.filling, 0
         block.uses += 1
         state.tell(block.key, "save", Tier.DRAM)
         settle(state, block)
+        grant(state, copy)
         return copy, True
     fail_fill(state, copy)
     return copy, False

@@ -51,5 +51,6 @@ class Session:
     namespace: NamespaceDigest
     shard: int
     spec: NamespaceSpec
+    instance: str = ""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, Index
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
@@ -22,7 +22,10 @@ from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.story import Story
 from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.rows.table import Requests
 
+NOT_THE_TIERS = (Fault.TOO_LONG, Fault.CORRUPT)
+"""Faults of a write that say nothing of the tier: what was to be written was not as it should be."""
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
@@ -115,7 +118,7 @@ class Level:
             self.faults_in_row = 0
             if self._shrunk_until_ns <= now_ns:
                 self.capacity_bytes = self._room_bytes
-        elif result.fault is not Fault.TOO_LONG and self.pause_until_ns <= now_ns:  # those of one moment are one fault
+        elif result.fault not in NOT_THE_TIERS and self.pause_until_ns <= now_ns:  # those of one moment are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 
@@ -163,6 +166,7 @@ class State:
         self.story = Story(config.story_events_max)
         self.counters: dict[tuple[str, str], int] = {}
         self.draining = False
+        self.rows: Requests[DramCopy, Index] = Requests(config.rows)
 
     def index(self, namespace: NamespaceDigest, shard: int) -> Index:
         index = self.indexes.get((namespace, shard))

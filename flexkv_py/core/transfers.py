@@ -70,7 +70,7 @@ class Transfer:
     source: Tier = Tier.DRAM
     """LOAD: the tier the block was in when it was asked for."""
     todo: int = 0
-    """LOAD: mask of chunks not yet in the worker."""
+    """LOAD: mask of chunks not yet in the worker; PROMOTE: of those to be read, from the start to the end."""
     handed: int = 0
     """LOAD: mask of chunks given to the lanes."""
     running: int = 0

@@ -115,6 +115,31 @@ class PlannerTable:
 
 
 @dataclass(frozen=True)
+class RowPathTable:
+    """[row_path]: workers that read single rows of the arena by themselves."""
+
+    arena: str = key(
+        Kind.TEXT,
+        "How a worker may map the arena; `shared`: writable, so all workers are trusted with each other's bytes, and "
+        "checksums are verified again when a block leaves DRAM.",
+        "read-only",
+        choices=("read-only", "shared"),
+    )
+    requests_per_session_max: int = key(Kind.COUNT, "Requests attached by one client.", 1024, low=1, high=65_536)
+    blocks_per_request_max: int = key(Kind.COUNT, "Blocks of one request.", 65_536, low=1, high=1 << 20)
+    ack_s_max: float = key(
+        Kind.NUMBER, "A worker that acknowledges no revocation for so long loses its session.", 5.0, low=0.01, high=3600
+    )
+    replay_s_max: float = key(
+        Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
+    )
+    absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
+    pinned_share_max: float = key(
+        Kind.NUMBER, "Share of DRAM for what the failed steps of all requests need.", 0.5, low=0.01, high=1
+    )
+
+
+@dataclass(frozen=True)
 class LimitsTable:
     """[limits]: the size of every queue."""
 
@@ -173,6 +198,7 @@ class Config:
     s3: S3Table | None = None
     codec: CodecTable = field(default_factory=CodecTable)
     planner: PlannerTable = field(default_factory=PlannerTable)
+    row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
 
     def __post_init__(self) -> None:
@@ -196,6 +222,7 @@ TABLES: dict[str, type] = {
     "s3": S3Table,
     "codec": CodecTable,
     "planner": PlannerTable,
+    "row_path": RowPathTable,
     "limits": LimitsTable,
 }
 

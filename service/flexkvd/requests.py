@@ -53,6 +53,7 @@ from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
 from flexkvd.registration import register
 from flexkvd.resets import Resets
+from flexkvd.row_path import RowPath
 from flexkvd.sessions import NS_PER_MS, Session, Sessions, failed
 from flexkvd.tickets import Pages, Ticket, Waiter
 
@@ -72,6 +73,7 @@ class Requests:
         limits: LimitsTable,
         tiers: tuple[Tier, ...],
         resets: Resets,
+        row_path: RowPath,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._engine = engine
@@ -95,6 +97,7 @@ class Requests:
             Flush: self._flush,
             Reset: self._reset,
             Ping: self._ping,
+            **row_path.handlers,
         }
 
     def handle(self, session: Session, message: Any) -> DaemonMessage | None:

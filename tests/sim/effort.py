@@ -11,8 +11,10 @@ are drops, which need a record each, and promotions for staging, of which each t
 | a DRAM copy | 2 | a write below, and the SSD record that comes of it |
 | an SSD record | 1 | a write to S3. Its block is promoted for that, and that DRAM copy weighs nothing |
 | either, if it stands ready to go because of a record below | 0 | it need not be written again (`_had_their_turn`) |
+| a DRAM copy of a running request that is below, or being written there | 0 | that record stays as long as it runs |
 | a block that a request wants below | 5, and 2 for a DRAM copy to be made | its write; 1 once that runs |
 | a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |
+| a block that a failed step waits for | 1 | its SSD record may have stood ready to go, until it is read |
 | a block a flush has not looked at | 7 | a demand |
 
 Besides, nothing is set aside for S3 only to be refused, and no wake-up that the planner asks for is in vain.
@@ -119,7 +121,7 @@ def potential_of(state: State) -> int:
             total += WEIGHT_WRITTEN if want in begun else WEIGHT_DEMAND + WEIGHT_DRAM * promoted
         elif want in begun:
             paid.add(want.staged)
-        elif dram is not None and not dram.readers:
+        elif dram is not None and not dram.readers and (target is None or target.state is not CopyState.READY):
             paid.add(dram)
     for index in [*state.indexes.values(), *(index for reset in state.resets for index in reset.indexes)]:
         for block in index.blocks.values():
@@ -147,6 +149,7 @@ def _asked(state: State) -> int:
     for row in state.transfers.values():
         if row.kind is TransferKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
             total += WEIGHT_DEMAND
+    total += WEIGHT_SSD * sum(not want.reads for want in state.rows.wants)
     return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
 
 
@@ -154,6 +157,9 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
     if copy is None or copy.state is CopyState.DROPPED or copy in paid:
         return 0
     block = copy.block
+    if copy.tier is Tier.DRAM and block.key in block.index.attached:
+        below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
+        return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
     return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
 

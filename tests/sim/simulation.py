@@ -50,6 +50,7 @@ def _live(world: World, steps: int) -> Workload:
     while world.steps < steps and world.tick():
         pass
     workload.stop()
+    world.rows.stop()
     return workload
 
 
@@ -127,14 +128,14 @@ def _close_all(world: World) -> None:
     _settle(world, "after the last session closed")
     state = world.planner.state
     ready = sum(
-        block.index.frame_pages * block.index.chunk_count
+        block.index.frame_pages * block.dram.present.bit_count()
         for index in state.indexes.values()
         for block in index.blocks.values()
         if block.dram is not None and block.dram.state is CopyState.READY
     )
     if state.frames.used_pages != ready:
         raise Violation(f"{state.frames.used_pages} pages are used, READY copies account for {ready}")
-    if world.clients or state.sessions or state.lease_owner:
+    if world.clients or state.sessions or state.lease_owner or state.rows.by_id or state.rows.going:
         raise Violation("something of a closed session is left")
 
 
