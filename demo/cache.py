@@ -32,6 +32,10 @@ _STILL_HELD = {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.INTERNAL}
 """Errors of a fence that tell nothing of the copies: they may still run."""
 
 
+class DemoCacheError(Exception):
+    """The daemon could not give what a request rests on."""
+
+
 class HungDaemonError(Exception):
     """Pages cannot be had back: the worker must end, as its memory is no longer its own."""
 

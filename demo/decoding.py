@@ -12,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Protocol
+
+from torch import Tensor
 
 from demo.batch import BatchDecoder, Member, RowStore, Watch
 from demo.model import SparseTransformer, sample
@@ -36,33 +37,30 @@ class Job:
         return self.prompt[: (len(self.prompt) - 1) // CHUNK_TOKENS * CHUNK_TOKENS]
 
 
-class Turnout(Enum):
-    """What became of one request's part in a step."""
-
-    DONE = "done"
-    REPLAY = "replay"
-    """Its sample is discarded: the same token is fed again."""
-    HAND_BACK = "hand_back"
-    """It is not attached any more: to be admitted again, at the position it had reached."""
-
-
 class Store(RowStore, Protocol):
     """Where running requests live."""
 
-    def admit(self, job: Job) -> int | None:
-        """Take a request in; returns the position to be fed first, or None: there is no room before another ends."""
+    def admit(self, job: Job, tokens: Sequence[int]) -> int | None:
+        """Take a request in; returns the position to be fed first, or None: there is no room before another ends.
+
+        `tokens` is prompt and answer so far, and grows as the request goes on.
+        """
         ...
 
     def begin(self, wanted: Sequence[int]) -> list[int]:
         """Begin a step; returns those of the requests that take part. None: `wait`, then ask again."""
         ...
 
-    def end(self, batch: Sequence[int]) -> list[Turnout]:
-        """End the step; in the order of the batch."""
+    def end(self, batch: Sequence[int]) -> list[bool]:
+        """End the step; whose part in it counts, in the order of the batch. The others feed the same token again."""
         ...
 
-    def leave(self, job: Job, tokens: Sequence[int]) -> None:
-        """The request has ended with these tokens, prompt included."""
+    def leave(self, job: Job) -> None:
+        """The request has ended."""
+        ...
+
+    def take_handed_back(self) -> list[int]:
+        """Requests that had to be let go since the last time: they are to be admitted again."""
         ...
 
     def wait(self) -> None:
@@ -85,12 +83,22 @@ class _Running:
     job: Job
     tokens: list[int]
     position: int  # the token there is fed next
+    fed: int = 0  # tokens whose logits are in the digest
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
     replays: int = 0
 
     @property
     def over(self) -> bool:
         return len(self.tokens) == len(self.job.prompt) + self.job.new_tokens
+
+    def take(self, logits: Tensor) -> None:
+        """The logits of the token fed last. One that is fed again after a hand-back gives nothing new."""
+        self.position += 1
+        if self.position > self.fed:
+            self.fed = self.position
+            self.digest.update(logits.numpy().tobytes())
+        if self.position == len(self.tokens):
+            self.tokens.append(sample(logits, self.job.seed, self.position))
 
     def member(self) -> Member:
         return Member(self.job.request, self.job.seat, self.tokens[self.position], self.position)
@@ -106,8 +114,11 @@ class Decoding:
         self._waiting: deque[_Running] = deque()
         self.steps = 0
         self.running_most = 0
-        self.decode_s = 0.0
-        """Wall seconds from the first step on, with whatever requests wait for in between."""
+        self.turns = 0
+        """Requests' parts in all steps: `turns / steps` is the mean batch."""
+        self.handed_back = 0
+        self.wall_s = 0.0
+        """From the first admission to the last token."""
 
     def run(self, jobs: Sequence[Job]) -> dict[int, Decoded]:
         """Decode all of them to their end."""
@@ -117,26 +128,32 @@ class Decoding:
         self._admit()
         while self._running:
             self._step()
+            self._take_back()
             for ended in [each for each in self._running.values() if each.over]:
                 del self._running[ended.job.request]
-                self._store.leave(ended.job, ended.tokens)
+                self._store.leave(ended.job)
                 generated = ended.tokens[len(ended.job.prompt) :]
                 results[ended.job.request] = Decoded(generated, ended.digest.hexdigest(), ended.replays)
             self._admit()
         assert not self._waiting, "a request fits nowhere, not even alone"
-        self.decode_s = time.perf_counter() - started
+        self.wall_s = time.perf_counter() - started
         return results
 
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            position = self._store.admit(first.job)
+            position = self._store.admit(first.job, first.tokens)
             if position is None:
                 return
             self._waiting.popleft()
             first.position = position
             self._running[first.job.request] = first
             self.running_most = max(self.running_most, len(self._running))
+
+    def _take_back(self) -> None:
+        for request in self._store.take_handed_back():
+            self.handed_back += 1
+            self._waiting.append(self._running.pop(request))
 
     def _step(self) -> None:
         batch = self._store.begin(list(self._running))
@@ -145,16 +162,10 @@ class Decoding:
             return
         logits = self._decoder.step([self._running[request].member() for request in batch])
         self.steps += 1
-        for request, turnout in zip(batch, self._store.end(batch), strict=True):
+        self.turns += len(batch)
+        for request, counts in zip(batch, self._store.end(batch), strict=True):
             each = self._running[request]
-            if turnout is Turnout.DONE:
-                row = logits[each.job.seat]
-                each.digest.update(row.numpy().tobytes())
-                each.position += 1
-                if each.position == len(each.tokens):
-                    each.tokens.append(sample(row, each.job.seed, each.position))
-                continue
-            each.replays += 1
-            if turnout is Turnout.HAND_BACK:
-                del self._running[request]
-                self._waiting.append(each)
+            if counts:
+                each.take(logits[each.job.seat])
+            else:
+                each.replays += 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from demo.batch import SEATS, Member
-from demo.decoding import Job, Turnout
+from demo.decoding import Job
 from demo.engine import KvCache, prefill_blocks
 from demo.model import SparseTransformer
 from demo.paged import PagedKV, RequestKV
@@ -28,7 +28,7 @@ class DenseStore:
         pages = memory.page_count * memory.page_tokens
         self._row_of = torch.zeros(SEATS, pages, dtype=torch.int64)  # memory row by seat and position
 
-    def admit(self, job: Job) -> int | None:
+    def admit(self, job: Job, tokens: Sequence[int]) -> int | None:  # noqa: ARG002 - the seam's signature
         if not self._memory.has_room(len(job.prompt) + job.new_tokens):
             return None
         context = self._memory.open(len(job.prompt) + job.new_tokens)
@@ -41,10 +41,13 @@ class DenseStore:
     def begin(self, wanted: Sequence[int]) -> list[int]:
         return list(wanted)
 
-    def end(self, batch: Sequence[int]) -> list[Turnout]:
-        return [Turnout.DONE] * len(batch)
+    def end(self, batch: Sequence[int]) -> list[bool]:
+        return [True] * len(batch)
 
-    def leave(self, job: Job, tokens: Sequence[int]) -> None:  # noqa: ARG002 - the seam's signature
+    def take_handed_back(self) -> list[int]:
+        return []
+
+    def leave(self, job: Job) -> None:
         self._contexts.pop(job.request).close()
 
     def wait(self) -> None:

@@ -115,6 +115,10 @@ class RowPath:
         self._of(request)
         return dict(self.pool.rooms[request].pages)
 
+    def length(self, request: int) -> int:
+        """Tokens of the request whose rows count."""
+        return self._of(request).newest.length
+
     def loading(self, request: int) -> dict[int, int]:
         """Block → HBM page of what is to be loaded before the request may step."""
         room = self.pool.rooms[request]
