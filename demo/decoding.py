@@ -119,6 +119,11 @@ class Decoding:
         self.handed_back = 0
         self.wall_s = 0.0
         """From the first admission to the last token."""
+        self.busy_s = 0.0
+        """CPU seconds of this thread in steps, and wall seconds it waited for the daemon between them.
+
+        What the same run would take on a core of its own, admissions aside; wall time says that only on a quiet
+        machine."""
 
     def run(self, jobs: Sequence[Job]) -> dict[int, Decoded]:
         """Decode all of them to their end."""
@@ -156,9 +161,12 @@ class Decoding:
             self._waiting.append(self._running.pop(request))
 
     def _step(self) -> None:
+        computing = time.thread_time()
         batch = self._store.begin(list(self._running))
         if not batch:
+            waiting = time.perf_counter()
             self._store.wait()
+            self.busy_s += time.perf_counter() - waiting
             return
         logits = self._decoder.step([self._running[request].member() for request in batch])
         self.steps += 1
@@ -169,3 +177,4 @@ class Decoding:
                 each.take(logits[each.job.seat])
             else:
                 each.replays += 1
+        self.busy_s += time.thread_time() - computing

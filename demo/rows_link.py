@@ -129,8 +129,10 @@ class RowsLink:
         """End a request; its full blocks are saved, whose rows are those of `tokens`."""
         each = self._requests[request]
         self._name_blocks(each, tokens)
+        row = self._path.pool.rooms[request].row
+        self.arrivals.misses({request: row}, self._memory.tables)
         for order in self._path.detach(request, save=True):
-            self._save(each, order)
+            self._save(each, order, row)
         del self._requests[request]
         self.arrivals.detach(request)
         if each.row is not None:
@@ -161,7 +163,7 @@ class RowsLink:
         for order in self._path.take_saves():
             each = self._requests[order.request]
             self._name_blocks(each, tokens_of(order.request))
-            self._save(each, order)
+            self._save(each, order, self._path.pool.rooms[order.request].row)
         self._ask()
         return given_up
 
@@ -222,9 +224,8 @@ class RowsLink:
             parent = each.keys[-1] if each.keys else ROOT
             each.keys += self._client.keys(tokens[len(each.keys) * CHUNK_TOKENS :], parent)
 
-    def _save(self, each: _Attached, order: SaveOrder) -> None:
-        """Start it, and let a thread wait for its end."""
-        row = self._path.pool.rooms[order.request].row
+    def _save(self, each: _Attached, order: SaveOrder, row: int) -> None:
+        """Start it, and let a thread wait for its end; `row` has the index keys."""
         self._memory.stage_index(row, order.block, order.page)
         parent = each.keys[order.block - 1] if order.block else ROOT
         self._saving += 1

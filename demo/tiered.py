@@ -61,7 +61,8 @@ class TieredStore:
 
     def begin(self, wanted: Sequence[int]) -> list[int]:
         self._exchange()
-        self._batch = self.path.begin(self._asking.choose(wanted, self.link.asking))
+        still = [request for request in wanted if request in self._tokens]
+        self._batch = self.path.begin(self._asking.choose(still, self.link.asking))
         return self._batch
 
     def end(self, batch: Sequence[int]) -> list[bool]:

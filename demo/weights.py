@@ -10,6 +10,7 @@ stays with it for a while and then goes over to another. Called by `model`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -81,6 +82,9 @@ def clustered_weights(shape: ModelShape, seed: int) -> Weights:
             weights[f"{layer}.index_key"] += _topic_reader(shape)
             weights[f"{layer}.index_query"] += _topic_reader(shape).repeat(1, shape.index_heads)
     return weights
+
+
+WEIGHTS: dict[str, Callable[[ModelShape, int], Weights]] = {"clustered": clustered_weights, "random": random_weights}
 
 
 def _codes() -> Tensor:
