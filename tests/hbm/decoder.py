@@ -16,10 +16,11 @@ from flexkv_py.geometry import Geometry, Plane
 from flexkv_tiers.hbm.graph import HostCopies
 from flexkv_tiers.hbm.newest import SaveOutcome
 from flexkv_tiers.hbm.pool import Admission
+from flexkv_tiers.hbm.requests import SaveOrder
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 from flexkv_tiers.hbm.steps import RowRun, StepTables
 from flexkv_tiers.hbm.tables import EMPTY, RowSteps
-from flexkv_tiers.hbm.worker import Outcome, RowPath, SaveOrder
+from flexkv_tiers.hbm.worker import Outcome, RowPath
 from tests.hbm import contents
 from tests.hbm.store import Store
 
@@ -155,11 +156,19 @@ class Decoder:
         self.store.save(order, text)
         self.path.save_ended(order.request, order.block, outcome)
 
-    def end_load(self, at: int) -> None:
+    def end_load(self, at: int, *, whole: bool = True) -> None:
+        """The copies of a load, all of them now; one that is not whole leaves half of its pages as they were."""
         request, text, pages = self.loads.pop(at)
-        for block, page in pages.items():
+        for block, page in list(pages.items())[:: 1 if whole else 2]:
             self.store.load(text, block, page)
-        self.path.load_ended(request, pages, whole=True)
+        self.path.load_ended(request, pages, whole=whole)
+
+    def widen(self) -> int | None:
+        """Let the request that misses most become resident; its load runs beside the steps."""
+        request = self.path.widen()
+        if request is not None:
+            self._start_load(request)
+        return request
 
     def acknowledge(self) -> None:
         for request, version in self.path.take_acks():

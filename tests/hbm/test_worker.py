@@ -225,6 +225,44 @@ def test_warm_rows_are_hits_from_the_first_step(decoder):
         assert group.counters[decoder.path.pool.rooms[1].row].tolist() == [6, 0, 0, 0]
 
 
+def test_the_request_that_misses_most_becomes_resident(decoder):
+    """Of two hot requests the one that misses more per page is loaded while it decodes on, then misses no more."""
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.start_hot(2, text=2, tokens=40)
+    decoder.grant_all(1)
+    decoder.grant_all(2)
+    assert decoder.widen() is None  # nobody has missed anything yet
+    chance = random.Random(5)
+    for _ in range(6):
+        far = [chance.randrange(56) for _ in range(6)]
+        decoder.step([1, 2], lambda request, shape, visible, far=far: far if request == 1 else [0, 1])
+    assert decoder.widen() == 1
+    for _ in range(3):
+        assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
+    decoder.end_load(0)
+    assert decoder.path.pool.rooms[1].stage is Stage.RESIDENT
+    misses = decoder.path.tables.misses(decoder.path.pool.rooms[1].row)
+    for _ in range(3):
+        assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
+    assert decoder.path.tables.misses(decoder.path.pool.rooms[1].row) == misses
+    decoder.path.go_hot(1)
+    assert decoder.path.pool.rooms[1].stage is Stage.HOT
+    assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
+
+
+def test_a_failed_widening_leaves_the_request_hot(decoder):
+    """A load that fell short gives its pages back; rows are read through the hot buffer as before."""
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.grant_all(1)
+    decoder.step([1], fill)
+    free = decoder.path.pool.pages.free_count
+    assert decoder.widen() == 1
+    decoder.end_load(0, whole=False)
+    assert decoder.path.pool.rooms[1].stage is Stage.HOT
+    assert decoder.path.pool.pages.free_count == free
+    assert decoder.step([1], select_some(random.Random(6))) == [Outcome.DONE]
+
+
 def test_heat_leaves_in_bounded_reports(decoder):
     """A report names each block once per group with its selections, largest first, and is not counted twice."""
     decoder.start_hot(1, text=1, tokens=60)

@@ -9,7 +9,7 @@ written, and those not covered yet, stay in pages. Pure: `worker` writes the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,6 +19,9 @@ from flexkv_tiers.hbm.pages import PagePool
 GROWTH_PAGES = 1
 """Free pages kept back per admitted request, so that each can begin its next block whatever the others do."""
 
+WIDEN_SPARE_PAGES = 4
+"""Free pages per admitted request that widening leaves: else the next blocks would send someone hot at once."""
+
 
 class Stage(Enum):
     """Where a request's rows are read from."""
@@ -27,6 +30,8 @@ class Stage(Enum):
     """Every block has a page, and a load still writes some of them."""
     RESIDENT = "resident"
     HOT = "hot"
+    WIDENING = "widening"
+    """HOT, while a load brings in everything that is not in pages; then RESIDENT."""
 
 
 class Admission(Enum):
@@ -56,15 +61,25 @@ class Room:
     blocks: int
     """Blocks begun, from the first of the request."""
     pages: dict[int, int] = field(default_factory=dict)
-    """Block → HBM page: exactly the blocks whose rows are in HBM pages."""
+    """Block → HBM page, of all blocks that have one."""
     loading: tuple[int, ...] = ()
-    """Blocks whose pages a load writes; empty unless LOADING."""
+    """Blocks whose pages a load writes; empty unless LOADING or WIDENING."""
     covered: set[int] = field(default_factory=set)
     """Blocks all of whose chunks lie in DRAM frames granted to the request; these may leave their pages."""
 
     @property
+    def without_page(self) -> list[int]:
+        return [block for block in range(self.blocks) if block not in self.pages]
+
+    @property
     def releasable(self) -> list[int]:
         return sorted(self.covered & self.pages.keys())
+
+    @property
+    def readable(self) -> dict[int, int]:
+        """Block → HBM page, of the blocks that steps read from their pages."""
+        hidden = self.loading if self.stage is Stage.WIDENING else ()
+        return {block: page for block, page in self.pages.items() if block not in hidden}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,6 @@ class Change:
     request: int
     taken: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
-    went_hot: bool = False
 
 
 class HotPool:
@@ -131,12 +145,15 @@ class HotPool:
         return True, [*changes, self._take(request, fresh)]
 
     def make_resident(self, request: int) -> tuple[bool, list[Change]]:
-        """Pages for every block of a hot request; False when they cannot be had now.
+        """Pages for every block of a request that cannot step otherwise; False when they cannot be had now.
 
-        The blocks taken are to be loaded by the embedder, and `load_ended` follows.
+        What is `loading` then is to be loaded by the embedder, unless it is under way, and `load_ended` follows.
         """
         room = self.rooms[request]
-        missing = [block for block in range(room.blocks) if block not in room.pages]
+        if room.stage is Stage.WIDENING:
+            room.stage = Stage.LOADING
+            return True, [Change(request, taken=room.loading)]
+        missing = room.without_page
         victims = self._victims(len(missing) + GROWTH_PAGES * len(self.rooms), 0, spared=request)
         if victims is None:
             return False, []
@@ -145,13 +162,41 @@ class HotPool:
         self._start_load(request, missing)
         return True, [*changes, taken]
 
-    def load_ended(self, request: int, blocks: Iterable[int]) -> None:
-        """Nothing writes to these blocks' pages any more, whether the load went well or not."""
+    def choose_wider(self, misses: Mapping[int, int]) -> int | None:
+        """The hot request that gains most from being resident: most `misses` lately per page it would take.
+
+        Only one whose pages are free without sending anyone hot, with room to spare for all to grow.
+        """
+        spare = self.pages.free_count - WIDEN_SPARE_PAGES * len(self.rooms)
+        gains = {
+            request: misses.get(request, 0) / len(room.without_page)
+            for request, room in self.rooms.items()
+            if room.stage is Stage.HOT and 0 < len(room.without_page) <= spare and misses.get(request, 0)
+        }
+        return max(gains, key=lambda request: (gains[request], -request), default=None)
+
+    def widen(self, request: int) -> None:
+        """Take pages for what a hot request has none for. It steps on as it is, until `load_ended`."""
+        missing = self.rooms[request].without_page
+        self._take(request, missing)
+        self._start_load(request, missing)
+        self.rooms[request].stage = Stage.WIDENING
+
+    def load_ended(self, request: int, blocks: Iterable[int], *, whole: bool) -> list[Change]:
+        """Nothing writes to these blocks' pages any more; `whole`: their rows are all there."""
+        blocks = tuple(blocks)
         for block in blocks:
             self.copy_ended(request, block)
-        if request in self.rooms:
-            room = self.rooms[request]
-            room.stage, room.loading = Stage.RESIDENT, ()
+        room = self.rooms.get(request)
+        if room is None:
+            return []
+        widening, room.stage, room.loading = room.stage is Stage.WIDENING, Stage.RESIDENT, ()
+        if not widening:
+            return []
+        if whole:
+            return [Change(request, taken=blocks)]
+        room.stage = Stage.HOT
+        return [self._release(request, [*blocks, *(block for block in room.releasable if block not in blocks)])]
 
     def go_hot(self, request: int) -> Change:
         """Let a resident request's covered blocks leave their pages, now and whenever one becomes covered."""
@@ -205,7 +250,7 @@ class HotPool:
         for request, room in self.rooms.items():
             assert room.blocks <= self.limits.blocks_max
             assert all(0 <= block < room.blocks for block in (*room.pages, *room.covered))
-            assert bool(room.loading) == (room.stage is Stage.LOADING)
+            assert bool(room.loading) == (room.stage in {Stage.LOADING, Stage.WIDENING})
             if room.stage is not Stage.HOT:
                 assert len(room.pages) == room.blocks, "a resident request has a block outside its pages"
                 assert all((request, block) in self._copies for block in room.loading)
@@ -243,8 +288,7 @@ class HotPool:
     def _go_hot(self, request: int) -> Change:
         room = self.rooms[request]
         room.stage = Stage.HOT
-        change = self._release(request, room.releasable)
-        return Change(request, released=change.released, went_hot=True)
+        return self._release(request, room.releasable)
 
     def _take(self, request: int, blocks: Sequence[int]) -> Change:
         pages = self.rooms[request].pages

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.hbm.shape import GroupShape
@@ -47,15 +48,16 @@ def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) ->
     segments, words = requests.segments, moving.slot_bytes // 8
     units = int(segments.units)
     rows = group.rows[plane][layer].view(torch.int64).view(-1, words)
-    within = np.arange(words)
     for row in range(int(requests.batch)):
         count = int(group.miss_count[row])
+        if not count:
+            continue
         frames = group.miss_frame[row, :count].numpy().astype(np.int64)
         ids = group.miss_id[row, :count].numpy().astype(np.int64)
         starts = frames % units * ALIGN_BYTES + moving.offsets[layer] + ids % shape.ids_per_block * moving.slot_bytes
         for segment in np.unique(frames // units):
             here = np.flatnonzero(frames // units == segment)
-            loaded = segments.views[segment][starts[here, None] // 8 + within]
+            loaded = sliding_window_view(segments.views[segment], words)[starts[here] // 8]
             rows[group.miss_slot[row, torch.from_numpy(here)].long()] = torch.from_numpy(loaded)
 
 
@@ -71,6 +73,9 @@ def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor
     shape = group.shape
     _bind_written(requests, group, request)
     window = _window(requests, shape, request)
+    if bool((ids == EMPTY).all()) and not _overflows(shape, window):  # all of it lies in HBM pages
+        _place_newest(requests, group, window, row, request)
+        return
     saved = (ids >= 0) & (ids < window.first)
     newest = (ids >= window.first) & (ids < window.visible)
     refused = int(((ids < EMPTY) | (ids >= window.visible)).sum()) + _overflows(shape, window)

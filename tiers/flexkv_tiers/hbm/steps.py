@@ -21,7 +21,7 @@ from flexkv_tiers.hbm.graph import Copies, HostCopies, SideCopies
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.resident import ResidentPages
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits
-from flexkv_tiers.hbm.tables import EMPTY, Allocate, GroupTables, RequestTables, RowSteps
+from flexkv_tiers.hbm.tables import EMPTY, MISSES, Allocate, GroupTables, RequestTables, RowSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,10 @@ class StepTables:
         # The step's own rows went to HBM pages, so the next plan may not take them for written into slots.
         self._planned_length.fill_(EMPTY)
         self.requests.batch.fill_(0)
+
+    def misses(self, row: int) -> int:
+        """Rows fetched for this table row since it was opened, by all groups. Waits for a device."""
+        return int(torch.stack([group.counters[row, MISSES] for group in self.groups.values()]).sum())
 
     def forget_resident(self, row: int) -> None:
         """Empty the row's hot buffers: after a step that broke off, nobody knows which planned copies ran."""
