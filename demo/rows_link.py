@@ -24,7 +24,8 @@ from flexkv_py.keys import ROOT, BlockKey
 from flexkv_tiers.hbm.granted import PagesChange
 from flexkv_tiers.hbm.newest import SaveOutcome
 from flexkv_tiers.hbm.replay import Part
-from flexkv_tiers.hbm.worker import RowPath, SaveOrder
+from flexkv_tiers.hbm.requests import SaveOrder
+from flexkv_tiers.hbm.worker import RowPath
 
 _HOLD_S = 30.0
 _DEADLINE_S = 30.0

@@ -238,12 +238,12 @@ class Client(ConnectedClient):
         if self._link is not None:
             self._link.post()
 
-    def extend(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None:
+    def extend_row(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None:
         """Attach further blocks to a request."""
         message = Attach(0, row.request, requests.pack_keys(keys), row.block_count)
         row.block_count = self.ask_about(Handle(row.request, row.life), message, Attached).block_count
 
-    def detach(self, row: AttachedRequest) -> None:
+    def detach_row(self, row: AttachedRequest) -> None:
         """Let go of a request, whether the daemon still hears of it or not."""
         try:
             self.ask_about(Handle(row.request, row.life), Detach(0, row.request), Done)

@@ -36,9 +36,9 @@ class Owner(Protocol):
 
     def acknowledge(self, row: AttachedRequest, version: int) -> None: ...
 
-    def extend(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None: ...
+    def extend_row(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None: ...
 
-    def detach(self, row: AttachedRequest) -> None: ...
+    def detach_row(self, row: AttachedRequest) -> None: ...
 
 
 class Memory:
@@ -145,8 +145,8 @@ class RowRequest:
 
     def extend(self, keys: Sequence[BlockKey]) -> None:
         """Attach the blocks that follow those attached so far."""
-        self._client.extend(self._row, keys)
+        self._client.extend_row(self._row, keys)
 
     def detach(self) -> None:
         """Give everything back; no step that reads rows of it may be in flight."""
-        self._client.detach(self._row)
+        self._client.detach_row(self._row)

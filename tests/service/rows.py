@@ -35,7 +35,8 @@ class Table:
             assert pages.version == self.version + 1
             self.version = pages.version
             for block, chunk in struct.iter_unpack("<2I", pages.revoked):
-                self.revoked[block, chunk] = self.frames.pop((block, chunk))
+                if (block, chunk) in self.frames:  # else it was granted and revoked before anybody was told
+                    self.revoked[block, chunk] = self.frames.pop((block, chunk))
             for block, chunk, frame in struct.iter_unpack("<3I", pages.granted):
                 assert (block, chunk) not in self.frames
                 self.frames[block, chunk] = frame

@@ -48,6 +48,7 @@ from flexkvd.executor import Executor, TierLimits
 from flexkvd.facts import facts_of
 from flexkvd.planning import planner_config
 from flexkvd.requests import Requests
+from flexkvd.row_path import RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
 from tests import invariants
@@ -86,7 +87,9 @@ class World:
         self.store = FakeStore(FakeRecords(64 << 20), arena, self.plan)
         limits = TierLimits(2, 2, bytes_in_flight_max=1, transfer_s_max=30.0)
         self.executor = Executor(self.engine, self.sessions, self.lanes, {Tier.SSD: (self.store, limits)}, loop)
-        requests = Requests(self.engine, self.sessions, self.config.limits, (Tier.DRAM, Tier.SSD), (), loop)
+        row_path = RowPath(self.engine, self.sessions, arena, self.config, loop)
+        tiers, limits_of = (Tier.DRAM, Tier.SSD), self.config.limits
+        requests = Requests(self.engine, self.sessions, limits_of, tiers, (), row_path, loop)
         listener = socket_file.listen(str(path), 0o600)
         stack.callback(listener.close)
         gate = Gate(os.getuid(), frozenset(), frozenset(), "")
