@@ -19,13 +19,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo import rows_report
+from demo import rows_report, sweep_report
 from demo.fleet import Daemon, DemoError, Worker
 from demo.phases import TURNS_MIN, Demo
 from demo.report import Phase, link_table_of, table_of, verdict
 from demo.rows_run import run_rows
 from demo.shape import ModelShape
 from demo.show import Show
+from demo.sweep import run_sweep
 from demo.workload import Turn, agent_sessions, block_reuse, trace_sessions, working_set_blocks
 from flexkv_py.errors import FlexKVError
 from flexkvd.cli.s3server import S3Server
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.rows:
             return asyncio.run(_run_rows(options, console))
+        if options.concurrency_sweep:
+            return asyncio.run(_run_sweep(options, console))
         phases = asyncio.run(_run(options, _sessions(options), console))
     except (DemoError, FlexKVError) as error:
         console.print(f"[bold red]failed:[/] {error}", highlight=False, soft_wrap=True)
@@ -57,6 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", action="store_true", help="decode with less HBM and DRAM than KV, and nothing else")
+    parser.add_argument(
+        "--concurrency-sweep", action="store_true", help="tokens/s of 1 to 32 requests at once, and nothing else"
+    )
+    parser.add_argument("--plot", type=Path, default=Path("sweep.png"), help="where the sweep draws it (sweep.png)")
     parser.add_argument("--workers", type=int, default=4, help="inference worker processes (4)")
     parser.add_argument("--sessions", type=int, default=8, help="agent sessions beside each other (8)")
     parser.add_argument("--turns", type=int, default=10, help=f"calls of each session (10, at least {TURNS_MIN})")
@@ -91,6 +98,20 @@ async def _run_rows(options: argparse.Namespace, console: Console) -> int:
         count = sum(len(tokens) for case in cases for tokens in case.results()[1].tokens)
         console.print(f"[bold green]identical:[/] all {count} generated tokens, and every bit of their logits")
     _write_figures(options.json, {"rows": [case.figures() for case in cases], "complaints": complaints})
+    return 1 if complaints else 0
+
+
+async def _run_sweep(options: argparse.Namespace, console: Console) -> int:
+    """All-resident beside tiered; the exit status."""
+    _end_on_signals()
+    with _work_directory(options.keep, console) as work, Show(console) as show:
+        points = await run_sweep(work, options.seed, show)
+    complaints = sweep_report.verdict(points)
+    console.print(sweep_report.table_of(points), points[-1].tiered.budget)
+    sweep_report.plot(points, options.plot)
+    console.print(f"plotted: {options.plot}", highlight=False, soft_wrap=True)
+    _complain(complaints, console)
+    _write_figures(options.json, {"sweep": sweep_report.figures(points), "complaints": complaints})
     return 1 if complaints else 0
 
 

@@ -1,0 +1,64 @@
+"""Tokens per second by requests at once, all-resident beside tiered: `scripts/demo --concurrency-sweep`.
+
+Owns what is run. Both ways have the same bytes of HBM, as much as `FILLS_AT` requests have KV, and the same
+daemon, which has every prompt. All-resident, a request whose pages are not free waits until another has ended.
+Figures, table and plot are `sweep_report`'s. Called by `run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from demo.fleet import Worker
+from demo.messages import DecodeOrder, DecodeResult
+from demo.rows_run import daemon_of, token_bytes
+from demo.shape import CHUNK_TOKENS
+from demo.show import Show
+from demo.sweep_report import Point
+
+COUNTS = (1, 2, 4, 8, 16, 32)
+FILLS_AT = 8
+"""Requests whose KV the HBM budget is as large as."""
+
+_BLOCKS, _NEW_TOKENS = 24, 24
+_SHAPE = "wide"
+_DRAM_SHARE, _SSD_SHARE = 1.25, 2.0
+"""Of the KV of most requests: this run is about HBM."""
+
+_ANSWER_S_MAX = 1800.0
+
+
+async def run_sweep(work: Path, seed: int, show: Show) -> list[Point]:
+    """Every count, both ways one after the other."""
+    most = max(COUNTS)
+    blocks_max = _BLOCKS + -(-_NEW_TOKENS // CHUNK_TOKENS) + 1
+    request_bytes = (_BLOCKS * CHUNK_TOKENS + CHUNK_TOKENS) * token_bytes(_SHAPE)
+    sizes = ["--shape", _SHAPE, "--requests", str(most), "--blocks", str(blocks_max)]
+    sizes += ["--hbm-bytes", str(FILLS_AT * request_bytes)]
+    dram, ssd = (round(share * most * request_bytes) for share in (_DRAM_SHARE, _SSD_SHARE))
+    points: list[Point] = []
+    async with contextlib.AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(daemon_of(work, dram, ssd))
+        workers = Worker("all-resident", work), Worker("tiered", work)
+        for worker in workers:
+            stack.push_async_callback(worker.stop)
+            await worker.begin("demo.decoder", daemon.socket, seed, *sizes)
+        await daemon.begin()
+        for worker in workers:
+            await worker.ready()
+        show.say(f"{most} prompts are computed and saved")
+        await workers[0].ask(DecodeOrder(False, most, 0, _BLOCKS, 1, seed), DecodeResult, _ANSWER_S_MAX)
+        first = most
+        with show.step("requests at once", len(COUNTS)) as advance:
+            for count in COUNTS:
+                results = [
+                    await worker.ask(
+                        DecodeOrder(tiered, count, first, _BLOCKS, _NEW_TOKENS, seed), DecodeResult, _ANSWER_S_MAX
+                    )
+                    for tiered, worker in enumerate(workers)
+                ]
+                points.append(Point(count, *results))
+                first += count
+                advance()
+    return points
