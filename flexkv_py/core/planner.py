@@ -125,7 +125,7 @@ class Planner:
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
         if state.rows.by_id:
-            replays.serve_rising(state)
+            replays.serve_hunches(state)
             leaving.make_room(state)
             attached.tell(state)
 

@@ -23,6 +23,7 @@ from flexkv_py.core.tickets import refuse
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import Rank, Request, chunks_in
 from flexkv_py.rows.policy import Place
+from flexkv_py.rows.table import Want
 
 Running = Request[DramCopy, Index]
 
@@ -44,6 +45,8 @@ def on_attached(state: State, event: RequestAttached, session: Session) -> None:
         refuse(state, event.session, event.asked, 0, *refusal)
         return
     request, rank = table.join(index, owner, event)
+    if mine is not None:
+        table.policy.resumed(request.id, state.now_ns)
     state.out.append(AttachAnswered(event.session, event.asked, event.request, request.version))
     for position in request.attach(rank, event.first, event.keys):
         key = request.keys[position]
@@ -148,6 +151,8 @@ def revoke(state: State, request: Running, position: int, chunks: int) -> None:
     request.revoke(position, chunks)
     for chunk in chunks_in(chunks):
         state.rows.policy.revoked(Place(request.id, position, chunk))
+    if request.pinned(position) & chunks:  # its copy had to go: another is to be read
+        state.rows.wants.append(Want(request, position))
     state.rows.changed[request] = None
 
 

@@ -166,8 +166,9 @@ class Request(Generic[CopyT, IndexT]):
         assert chunks & self.granted[position] == 0
         self.copies[position] = copy
         self.granted[position] |= chunks
-        for chunk in chunks_in(chunks):
-            self._fresh[position, chunk] = None
+        if any(position < rank.listed for rank in self.ranks.values()):  # else it will be listed whole
+            for chunk in chunks_in(chunks):
+                self._fresh[position, chunk] = None
         return begins
 
     def revoke(self, position: int, chunks: int) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from flexkv_py.core.blocks import Block, CopyState, DramCopy, Rule
+from flexkv_py.core.blocks import CopyState, DramCopy, Rule
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import free_chunks
-from flexkv_py.core.placement import is_below
+from flexkv_py.core.placement import Verdict, is_below, judge
 from flexkv_py.core.room import demote
 from flexkv_py.core.state import State
 from flexkv_py.rows.attached import Running, grant, readers, revoke, revoke_copy
@@ -52,8 +52,8 @@ def make_room(state: State) -> None:
 def _revoke_cold(state: State) -> None:
     """Until enough is on its way out."""
     table = state.rows
-    waiting = 1 + len(state.room_loads) + len(state.room_prefetches) + len(state.room_saves) + len(table.wants)
-    short_pages = table.short_pages * min(waiting, WAITING_SERVED_MAX) - _going_pages(state)
+    waiting = len(state.room_loads) + len(state.room_prefetches) + len(state.room_saves) + len(table.wants)
+    short_pages = table.short_pages * min(max(waiting, 1), WAITING_SERVED_MAX) - _going_pages(state)
     offered: Counter[tuple[DramCopy, int]] = Counter()
     victims: list[tuple[DramCopy, int]] = []
     for place in islice(table.policy.coldest(state.now_ns), COLD_SCAN_MAX):
@@ -70,7 +70,7 @@ def _revoke_cold(state: State) -> None:
         if is_below(copy.block, Tier.DRAM):
             victims.append((copy, chunk))
             short_pages -= copy.block.index.frame_pages
-        elif _write_first(state, copy.block):
+        elif _write_first(state, copy):
             short_pages -= copy.block.index.frame_pages
     for copy, chunk in victims:
         table.going[copy] = table.going.get(copy, 0) | 1 << chunk
@@ -94,10 +94,11 @@ def _keeps(request: Running, position: int, chunk: int) -> bool:
     return bool(request.pinned(position) >> chunk & 1) or any(rank.closed for rank in request.ranks.values())
 
 
-def _write_first(state: State, block: Block) -> bool:
+def _write_first(state: State, copy: DramCopy) -> bool:
     """Set a block on its way below, or find it on its way; False when it cannot go now."""
-    if any(copy.state is CopyState.FILLING for copy in block.copies()):
+    block = copy.block
+    if any(other.state is CopyState.FILLING for other in block.copies()):
         return True
     if block.rule is Rule.NEVER or state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
         return False
-    return demote(state, block, Priority.DEMOTION)
+    return judge(state, copy) is Verdict.WRITE and demote(state, block, Priority.DEMOTION)

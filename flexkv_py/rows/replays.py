@@ -22,7 +22,7 @@ from flexkv_py.rows.table import Want, by_request
 
 WANTS_PER_EVENT_MAX = 64
 WANT_READS_MAX = 3
-RISING_PER_EVENT_MAX = 16
+HUNCHES_PER_EVENT_MAX = 16
 
 
 def on_heat(state: State, event: HeatReported, _: Session) -> None:
@@ -42,6 +42,7 @@ def on_heat(state: State, event: HeatReported, _: Session) -> None:
         if called in mine:
             request = mine[called]
             missed = [absent for absent in absents if _exists(request, absent)]
+            policy.absent(request.id, missed, state.now_ns)
             _begin_replay(state, request, request.ranks[event.session], missed)
 
 
@@ -140,10 +141,12 @@ def _bring(state: State, want: Want[DramCopy, Index]) -> _Want:
     return _Want.LATER
 
 
-def serve_rising(state: State) -> None:
+def serve_hunches(state: State) -> None:
     """Bring back what the policy takes for needed soon, as far as there is room."""
-    for place in islice(state.rows.policy.rising(state.now_ns), RISING_PER_EVENT_MAX):
+    for place, _ in islice(state.rows.policy.ahead(state.now_ns), HUNCHES_PER_EVENT_MAX):
         request = state.rows.by_id[place.request]
+        if place.block >= len(request.keys):  # a neighbour of the last
+            continue
         block = request.index.blocks.get(request.keys[place.block])
         source = None if block is None or request.index.closed else source_below(state, block)
         if block is None or source is None or not promotion_may_start(state, block, Priority.PREFETCH):

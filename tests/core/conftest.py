@@ -32,6 +32,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.planner import Planner
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
+from flexkv_py.rows.grants import chunks_in
 from tests import invariants
 
 NAMESPACE = NamespaceDigest(bytes(range(32)))
@@ -126,7 +127,7 @@ class Bench:
             if isinstance(instruction, StartCopies):
                 chunks = 0 if fault else instruction.chunks
             elif instruction.kind is MoveKind.PROMOTE and fault is None:
-                for chunk in range(len(instruction.frames)):
+                for chunk in chunks_in(instruction.chunks):
                     self.post(ChunkLanded(transfer, chunk, self.now_ns))
             results.append(TransferResult(transfer, fault, location or transfer, chunks))
         return results

@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, unpack_frames
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, unpack_frames
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Outcome, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Demand, InFlight, TransferKind
+from flexkv_py.rows import attached, leaving, replays
+from flexkv_py.rows.grants import Request
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
@@ -359,3 +361,77 @@ def _staged_in_vain(right: Any) -> Any:
         return placement.Verdict.WRITE if in_vain else verdict
 
     return judge
+
+
+# ------------------------------------------------------------ the row path
+
+
+@_plant("a frame is used again before its revocation is acknowledged", (Request, "held"))
+def _reused_before_the_acknowledgement(_: Any) -> Any:
+    def held(self: Any, position: int) -> int:
+        granted: int = self.granted[position]
+        return granted
+
+    return held
+
+
+@_plant("acknowledging an old version frees what a newer one revoked", (Request, "acknowledge"))
+def _old_version_frees_newer(right: Any) -> Any:
+    def acknowledge(self: Any, rank: Any, _version: int) -> Any:
+        return right(self, rank, rank.told)
+
+    return acknowledge
+
+
+@_plant("the acknowledgement of one rank counts for all", (Request, "_settle"))
+def _one_rank_frees_for_all(right: Any) -> Any:
+    def settle(self: Any) -> Any:
+        reached = {rank: rank.acknowledged for rank in self.ranks.values()}
+        for rank in reached:
+            rank.acknowledged = max(reached.values())
+        freed = right(self)
+        for rank, version in reached.items():
+            rank.acknowledged = version
+        return freed
+
+    return settle
+
+
+@_plant("the frames of a killed worker are freed before its process has ended", (attached, "close_ranks"))
+def _freed_before_the_process_ended(_: Any) -> Any:
+    def close_ranks(state: State, session: Any) -> None:
+        for request in list(state.rows.of_session.get(session.id, {}).values()):
+            attached._leave(state, request, request.ranks[session.id])
+
+    return close_ranks
+
+
+@_plant("a copy that is there in part counts as whole", (DramCopy, "lacks"))
+def _part_counts_as_whole(_: Any) -> Any:
+    return property(lambda _copy: 0)
+
+
+@_plant("a chunk leaves DRAM though the block is not whole below", (leaving, "is_below"))
+def _gone_for_good(_: Any) -> Any:
+    def is_below(_block: Block, _tier: Tier) -> bool:
+        return True
+
+    return is_below
+
+
+@_plant("a worker that never acknowledges keeps its session", (attached, "lose_late_ranks"))
+def _late_for_ever(_: Any) -> Any:
+    def lose_late_ranks(_state: State, _request: Any) -> None:
+        return
+
+    return lose_late_ranks
+
+
+@_plant("what a failed step needs is asked for, and then forgotten", (replays, "serve_wants"))
+def _replay_forgotten(_: Any) -> Any:
+    def serve_wants(state: State) -> None:
+        for request in state.rows.by_id.values():
+            for rank in request.ranks.values():
+                rank.wanted.clear()
+
+    return serve_wants

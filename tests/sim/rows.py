@@ -57,6 +57,8 @@ class Decoding:
     version: int = 0
     told: int = 0
     answered: bool = False
+    hangs: bool = False  # it does nothing more, and owes an acknowledgement
+    owes: bool = False  # some version revoked something, and the last acknowledgement never went out
     table: dict[Spot, int] = field(default_factory=dict)
     sent: dict[Spot, int] = field(default_factory=dict)
     inbox: deque[ChangePages] = field(default_factory=deque)
@@ -192,6 +194,8 @@ class RowTraffic:
         if decoding.answered and decoding.attached < len(decoding.chain) and self._chance.random() < 0.5:
             self._ask(decoding, max(decoding.attached, self._matched(decoding.worker, decoding.chain)))
         elif self._chance.random() < 0.3:
+            if self._chance.random() < 0.5:  # cancelled, though it waits for a replay
+                decoding.missed = []
             decoding.leaving = True
             self._go_on(decoding)
 
@@ -285,17 +289,20 @@ class RowTraffic:
                     self._world.arena.unmap(frame, pages)
             for page in change.granted:
                 decoding.table[page.block, page.chunk] = page.frame
+            decoding.owes = decoding.owes or bool(change.revoked)
             decoding.version = change.version
         if decoding.version != before:
             self._acknowledge(decoding, before)
 
     def _acknowledge(self, decoding: Decoding, before: int) -> None:
-        """Soon, late, twice, together with one that is old by then; or never."""
+        """Soon, late, twice, together with one that is old by then; or never: then the process hangs."""
         chance = self._chance
         drawn = chance.random()
-        if drawn < 0.01 and not self.stopped:
-            self._count("lost")
+        if drawn < 0.06 and decoding.owes:
+            self._count("hangs")
+            decoding.hangs = True
             return
+        decoding.owes = False
         versions = [decoding.version]
         if drawn < 0.2:
             versions += [decoding.version, before]
@@ -328,12 +335,12 @@ class RowTraffic:
     def _go_on(self, decoding: Decoding, arrived: int = 0) -> None:
         """Something arrived, or the request is to end: whatever can be done between steps is done."""
         worker = decoding.worker
-        if worker.gone or decoding.stepping or worker.decoding.get(decoding.number) is not decoding:
+        if worker.gone or decoding.hangs or decoding.stepping or worker.decoding.get(decoding.number) is not decoding:
             return
         self._apply(decoding, arrived)
         if not worker.client.alive or not decoding.answered:
             return
-        if decoding.leaving:
+        if decoding.leaving and not decoding.missed:
             self._detach(decoding)
         elif decoding.missed and all(spot in decoding.table for spot in decoding.missed):
             self._step(decoding)
@@ -342,7 +349,7 @@ class RowTraffic:
         """One step: what it needs is there, or it fails and says what was absent."""
         world, chance, worker = self._world, self._chance, decoding.worker
         here = worker.decoding.get(decoding.number) is decoding
-        if worker.gone or decoding.stepping or not here or not worker.client.alive:
+        if worker.gone or decoding.hangs or decoding.stepping or not here or not worker.client.alive:
             return
         chunks = len(worker.client.namespace.spec.chunk_bytes)
         wanted = list(decoding.missed) or [
@@ -410,8 +417,13 @@ class RowTraffic:
         """What a failed step asked for came in, or was refused."""
         worker = decoding.worker
         here = worker.client.alive and worker.decoding.get(decoding.number) is decoding
-        if here and decoding.missed and not decoding.stepping and decoding.replays == replay:
+        if here and not decoding.hangs and decoding.missed and not decoding.stepping and decoding.replays == replay:
             raise Violation(f"request {decoding.number} waits for {decoding.missed}, and nobody brings or refuses it")
+
+    def check_over(self) -> None:
+        """At the end nobody is left: what hung has lost its session."""
+        if left := [decoding.number for decoding in self._all()]:
+            raise Violation(f"requests {left} are attached, and nothing runs any more")
 
     def _delay(self) -> int:
         return self._chance.choice((1, 10, 100, 1000)) * MICROSECOND

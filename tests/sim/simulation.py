@@ -66,6 +66,7 @@ def _calm_down(world: World) -> None:
     unanswered = [request for request, (client, _) in world.requests.items() if client.alive]
     if unanswered or world.asked:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
+    world.rows.check_over()
     snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):
         if snapshot[what]:

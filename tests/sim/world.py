@@ -60,6 +60,7 @@ from tests.sim.rows import RowTraffic
 from tests.sim.settings import make_config
 from tests.sim.stores import Bucket, Disk
 from tests.sim.violation import Violation
+from tests.sim.whims import Whims
 
 CHECK_EVERY_STEPS = 50
 TIMER_MIN_NS = 500_000
@@ -85,7 +86,8 @@ class World:
         self.chance = random.Random(seed)
         self.namespaces = make_namespaces(self.chance)
         self._row_chance = random.Random(seed)  # its own: worlds without workers of the row path stay as they are
-        self._row_gap_ns = self._row_chance.choice((0, 50, 200, 1000)) * MICROSECOND
+        self._whims = self._row_chance.random() < 0.4
+        self._row_gap_ns = self._row_chance.choice((0, 0, 100, 1000)) * MICROSECOND
         self.config: PlannerConfig = make_config(
             self.chance, self._row_chance, [space.spec for space in self.namespaces]
         )
@@ -303,6 +305,8 @@ class World:
         self.planner.state.frames = WatchedFrames(
             self.config.segment_bytes, self.config.dram_segments, self.arena.given_back
         )
+        if self._whims:
+            self.planner.state.rows.policy = Whims(self._row_chance)
         self.effort = Effort(self.planner)
         self._ended = []
         self.clients: dict[int, Client] = {}
