@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
-from flexkv_py.rows.lru import LeastRecentRows
+from flexkv_py.rows.sparse import SparseRows
 from flexkv_py.rows.messages import RequestAttached
 from flexkv_py.rows.policy import RequestId, RowPolicy
 
@@ -64,7 +64,7 @@ class Requests(Generic[CopyT, IndexT]):
 
     def __init__(self, limits: RowLimits) -> None:
         self.limits = limits
-        self.policy: RowPolicy = LeastRecentRows()
+        self.policy: RowPolicy = SparseRows()
         self.by_id: dict[RequestId, Request[CopyT, IndexT]] = {}
         self.of_session: dict[int, dict[int, Request[CopyT, IndexT]]] = {}  # by the engine's number; until it is gone
         self.changed: dict[Request[CopyT, IndexT], None] = {}  # there is something to tell

@@ -101,4 +101,4 @@ class Future:
     @staticmethod
     def _place(spot: np.ndarray) -> Place:
         request, group, block = spot.tolist()
-        return Place(RequestId("replay", request), block, group)
+        return Place(RequestId(request), block, group)

@@ -77,7 +77,7 @@ class Running:
     """One request: how far it is, and which of its chunks are in DRAM."""
 
     def __init__(self, number: int, needs: RequestNeeds) -> None:
-        self.identity = RequestId("replay", number)
+        self.identity = RequestId(number)
         self.number = number
         self.needs = needs
         groups = len(needs.steps[0].groups)
