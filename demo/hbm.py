@@ -64,7 +64,7 @@ def spend(total: int, shapes: list[GroupShape], geometry: Geometry, index_keys: 
     if count < requests * (1 + GROWTH_PAGES):
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"{total} bytes of HBM leave {count} pages for {requests} requests, each needs {1 + GROWTH_PAGES}: "
+            f"{total} bytes of HBM leave {max(count, 0)} pages for {requests} requests, each needs {1 + GROWTH_PAGES}: "
             "give more, or decode fewer or longer requests",
         )
     return HbmBudget(total, hot, index_keys, tables, count, geometry.block_bytes)

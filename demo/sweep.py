@@ -56,7 +56,7 @@ async def run_sweep(work: Path, seed: int, show: Show) -> list[Point]:
                     await worker.ask(
                         DecodeOrder(tiered, count, first, _BLOCKS, _NEW_TOKENS, seed), DecodeResult, _ANSWER_S_MAX
                     )
-                    for tiered, worker in enumerate(workers)
+                    for tiered, worker in zip((False, True), workers, strict=True)
                 ]
                 points.append(Point(count, *results))
                 first += count

@@ -35,8 +35,10 @@ class TieredStore:
         self.link = RowsLink(self.path, memory, socket_path, instance)
         self.admissions: Counter[str] = Counter()
         self._tokens: dict[int, Sequence[int]] = {}  # of running requests, growing as they are sampled
-        self._asking = _Window(memory.tables.limits.batch_max)
+        self._asking = Window(memory.tables.limits.batch_max)
         self._batch: list[int] = []
+        self.given_up = 0
+        """Requests whose step failed too often, and for which there were no pages to load them whole."""
         self._handed_back: list[int] = []
         self.steps = 0
 
@@ -75,6 +77,7 @@ class TieredStore:
             elif outcome is Outcome.LOAD:
                 self._load(request, self.link.keys_of(request))
             elif outcome is Outcome.HAND_BACK:
+                self.given_up += 1
                 self._hand_back(request)
         self._asking.judge([outcome is Outcome.DONE for outcome in outcomes])
         self.steps += 1
@@ -145,7 +148,7 @@ class TieredStore:
                 self.link.arrivals.selected(member.request, chunk, blocks)
 
 
-class _Window:
+class Window:
     """How many requests step at once when rows are absent.
 
     Where every step needs more than DRAM has room for, requests that step together push each other's rows out.
