@@ -28,6 +28,9 @@ _ANSWER_S_MAX = 120.0
 _LINE_BYTES_MAX = 4 << 20
 _LOG_LINES = 30
 
+_SEGMENTS = 16
+"""Of a DRAM arena, about: a demo's arenas are of very different sizes."""
+
 _DRAM_SHARE, _SSD_SHARE = 0.5, 0.75
 """Of the bytes that a run saves in all."""
 
@@ -40,7 +43,7 @@ socket = "{admin}"
 
 [dram]
 bytes = "{dram_mib}MiB"
-segment_bytes = "1MiB"
+segment_bytes = "{segment_mib}MiB"
 
 [ssd]
 directory = "{ssd}"
@@ -177,12 +180,14 @@ class Daemon(Child):
             config.write(_S3_CONFIG.format(endpoint_url=s3.endpoint_url))
 
     def configure_tiers(self, dram_bytes: int, ssd_bytes: int) -> None:
-        """Write a configuration with these tiers, in whole MiB."""
+        """Write a configuration with these tiers, in whole MiB, and DRAM in whole segments."""
+        segment_mib = max(1, (dram_bytes >> 20) // _SEGMENTS)
         self._config.write_text(
             _CONFIG.format(
                 worker=self.socket,
                 admin=self._admin,
-                dram_mib=max(1, dram_bytes >> 20),
+                dram_mib=max(1, (dram_bytes >> 20) // segment_mib * segment_mib),
+                segment_mib=segment_mib,
                 ssd=self.ssd_directory,
                 ssd_mib=max(1, ssd_bytes >> 20),
             )
