@@ -1,4 +1,4 @@
-"""Running requests and the planner: what is granted, what leaves DRAM under them, and what comes back for a failed step."""
+"""Running requests and the planner: what is granted, what leaves DRAM under them, what comes back for a failed step."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_granted_blocks_are_no_victims(benches):
 
 
 def test_room_is_made_by_writing_below_revoking_and_waiting_for_the_acknowledgement(benches):
-    """The coldest block is written first, then its chunks are revoked; the save gets their frames only after the ack."""
+    """The coldest block is written first, then its chunks are revoked; the save gets their frames after the ack."""
     bench = decoding(benches)
     warm = [HeatEntry(REQUEST, position, chunk, 9) for position in (0, 1, 2) for chunk in (0, 1)]
     bench.post(HeatReported(1, warm, [], [], [], bench.now_ns))

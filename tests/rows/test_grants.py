@@ -42,7 +42,7 @@ def tell(request: Request[Frames, None]) -> list[ChangePages]:
 
 
 def test_a_revocation_takes_effect_when_it_is_acknowledged():
-    """Until then the copy is held; then it is handed back once, and an acknowledgement that comes again does nothing."""
+    """Until then the copy is held; then it is handed back once, and an acknowledgement that comes again is nothing."""
     request, rank = make()
     request.revoke(0, 0b11)
     [change] = tell(request)

@@ -62,8 +62,10 @@ class Decoding:
     table: dict[Spot, int] = field(default_factory=dict)
     sent: dict[Spot, int] = field(default_factory=dict)
     inbox: deque[ChangePages] = field(default_factory=deque)
+    arrived: int = 0  # versions up to this have, whether they are applied or not
     stepping: bool = False
-    missed: list[Spot] = field(default_factory=list)  # by the step that failed, until it has succeeded
+    missed: list[Spot] = field(default_factory=list)  # all that a failed step reads, until it has succeeded
+    waits: list[Spot] = field(default_factory=list)  # what of it was absent
     replays: int = 0
     leaving: bool = False  # it is to be detached after the step
 
@@ -277,11 +279,11 @@ class RowTraffic:
         worker.arrives_ns = max(worker.arrives_ns, world.now_ns + self._delay())
         world.after(worker.arrives_ns - world.now_ns, self._go_on, decoding, change.version)
 
-    def _apply(self, decoding: Decoding, upto: int) -> None:
+    def _apply(self, decoding: Decoding) -> None:
         """Between steps: the table changes, and no step can see the old one any more."""
         pages = frame_pages(decoding.worker.client.namespace.spec)
         before = decoding.version
-        while decoding.inbox and decoding.inbox[0].version <= upto:
+        while decoding.inbox and decoding.inbox[0].version <= decoding.arrived:
             change = decoding.inbox.popleft()
             for revoked in change.revoked:
                 frame = decoding.table.pop((revoked.block, revoked.chunk), None)
@@ -335,14 +337,15 @@ class RowTraffic:
     def _go_on(self, decoding: Decoding, arrived: int = 0) -> None:
         """Something arrived, or the request is to end: whatever can be done between steps is done."""
         worker = decoding.worker
+        decoding.arrived = max(decoding.arrived, arrived)
         if worker.gone or decoding.hangs or decoding.stepping or worker.decoding.get(decoding.number) is not decoding:
             return
-        self._apply(decoding, arrived)
+        self._apply(decoding)
         if not worker.client.alive or not decoding.answered:
             return
         if decoding.leaving and not decoding.missed:
             self._detach(decoding)
-        elif decoding.missed and all(spot in decoding.table for spot in decoding.missed):
+        elif decoding.missed and all(spot in decoding.table for spot in decoding.waits):
             self._step(decoding)
 
     def _step(self, decoding: Decoding) -> None:
@@ -383,7 +386,7 @@ class RowTraffic:
         replayed = [number] if decoding.missed and not absent else []
         self._count("failed" if absent else "replayed" if replayed else "stepped")
         if absent:
-            decoding.missed = wanted
+            decoding.missed, decoding.waits = wanted, absent
             decoding.replays += 1
             limit_ns = world.config.rows.replay_ns_max + REPLAY_SLACK_NS
             world.after(limit_ns, self._check_replay, decoding, decoding.replays)
@@ -418,7 +421,7 @@ class RowTraffic:
         worker = decoding.worker
         here = worker.client.alive and worker.decoding.get(decoding.number) is decoding
         if here and not decoding.hangs and decoding.missed and not decoding.stepping and decoding.replays == replay:
-            raise Violation(f"request {decoding.number} waits for {decoding.missed}, and nobody brings or refuses it")
+            raise Violation(f"request {decoding.number} waits for {decoding.waits}, and nobody brings or refuses it")
 
     def check_over(self) -> None:
         """At the end nobody is left: what hung has lost its session."""
