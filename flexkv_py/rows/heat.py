@@ -65,6 +65,10 @@ class StepClock:
             self._interval_ns += (1 - INTERVAL_WEIGHT) * (since_ns - self._interval_ns)
 
 
+IDLE_HALF_LIVES = 6.0
+"""A request that gave no sign of life for so long is idle: its heat stands still until it gives one."""
+
+
 class Mark(IntEnum):
     """Where one chunk of a request is."""
 
@@ -77,10 +81,7 @@ class Mark(IntEnum):
 
 
 class Heat:
-    """Scores and marks of one request's chunks, by chunk and block. 10 bytes each; blocks are added as they are named.
-
-    `clock` is in half-lives, and the request's own: it stands still while the request is idle (`idled`).
-    """
+    """Scores and marks of one request's chunks, by chunk and block. 10 bytes each; blocks are added as they are named."""
 
     def __init__(self, number: int, request: RequestId) -> None:
         self.number = number
@@ -104,6 +105,10 @@ class Heat:
         self.marks: list[bytearray] = []
         self.listed: list[bytearray] = []
         """Whether the chunk stands in the order: once at most, granted or not any more."""
+
+    def clock(self, now: float) -> float:
+        """The request's own time, in half-lives: it stands still while the request is idle."""
+        return (self.alive_at if now - self.alive_at > IDLE_HALF_LIVES else now) - self.idled
 
     def reach(self, block: int, chunk: int) -> None:
         """Make room for this chunk of this block."""
@@ -137,7 +142,7 @@ class Heat:
         row[block] = clock + log2(weight + 2.0 ** (row[block] - clock))
 
     def count(self, entries: Iterable[HeatEntry], clock: float) -> list[tuple[int, int]]:
-        """Count a report. Returns (block, chunk) of what was selected and is not `KNOWN`, in the order of the report."""
+        """Count a report. Returns (block, chunk) of what was selected and is not `KNOWN`, in the report's order."""
         self.reports += 1
         unknown = []
         scores, marks = self.scores, self.marks
@@ -175,7 +180,7 @@ class ColdOrder:
             self._put(self._number(heat, block, chunk), (heat, block, chunk))
 
     def coldest(self) -> Iterator[tuple[Heat, int, int]]:
-        """Granted chunks, the coldest first. Give it up at any time; whoever was taken stays until it is not granted."""
+        """Granted chunks, the coldest first. Give it up at any time; who was taken stays until it is not granted."""
         at = 0
         while at < len(self._numbers):
             number = self._numbers[at]

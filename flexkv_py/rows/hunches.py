@@ -37,7 +37,7 @@ class Kind:
         self.reason = reason
         self.urgent = reason is not None and reason.urgent
         self.tried = 8.0
-        self.right = 8.0 * PAYS_MIN  # nothing is known yet: worth a try
+        self.right = self.tried * PAYS_MIN if reason else 0.0  # nothing is known yet: worth a try
         self._offered = 0
 
     @property

@@ -14,14 +14,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from math import log2
 
-from flexkv_py.rows.heat import WEIGHTS, ColdOrder, Heat, Mark, StepClock
+from flexkv_py.rows.heat import IDLE_HALF_LIVES, WEIGHTS, ColdOrder, Heat, Mark, StepClock
 from flexkv_py.rows.hunches import PAYS_MIN, Kind, Spot, Watch
 from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
 from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
 from flexkv_py.rows.sizes import HotSizes
-
-IDLE_HALF_LIVES = 6.0
-"""A request that gave no sign of life for so long is idle: its heat stands still until it gives one."""
 
 SIBLINGS_MAX = 8
 NEIGHBOURS_MAX = 4
@@ -95,7 +92,7 @@ class SparseRows:
         heat = self._heat(place.request)
         block, chunk = place.block, place.chunk
         heat.reach(block, chunk)
-        floor = self._time.now - heat.idled + log2(WEIGHTS[1])
+        floor = heat.clock(self._time.now) + log2(WEIGHTS[1])
         heat.scores[chunk][block] = max(heat.scores[chunk][block], floor)
         kind = self._open.pop((heat.number, block, chunk), None)
         heat.marks[chunk][block] = Mark.KNOWN if kind is None else Mark.AHEAD
@@ -119,7 +116,7 @@ class SparseRows:
         if heat.reports and not heat.resumed:
             self._time.reported(now_ns - heat.reported_ns)
         heat.reported_ns, heat.resumed = now_ns, False
-        clock = self._time.now - heat.idled
+        clock = heat.clock(self._time.now)
         bar = self._bar(Reason.RISING)
         guesses = GUESSES_PER_EVENT_MAX
         for block, chunk in heat.count(entries, clock):
@@ -135,7 +132,7 @@ class SparseRows:
         heat = self._alive(request, now_ns)
         entries = list(entries)
         for _, block, chunk in entries:
-            heat.touch(block, chunk, self._time.now - heat.idled, ABSENT_WEIGHT)
+            heat.touch(block, chunk, heat.clock(self._time.now), ABSENT_WEIGHT)
             spot = heat.number, block, chunk
             for watched in (self._watch.end(spot), self._gone.end(spot)):
                 if watched is not None:
@@ -165,7 +162,10 @@ class SparseRows:
     def coldest(self, now_ns: int) -> Iterator[Place]:
         self._time.advance(now_ns)
         for heat, block, chunk in self._order.coldest():
-            if heat.marks[chunk][block] == Mark.AHEAD and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES:
+            if (
+                heat.marks[chunk][block] == Mark.AHEAD
+                and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES
+            ):
                 continue
             yield Place(heat.request, block, chunk)
 
@@ -175,7 +175,8 @@ class SparseRows:
             while waiting:
                 heat, block, chunk = waiting.popleft()
                 kind = self._open.get((heat.number, block, chunk))
-                if kind is not None and heat.marks[chunk][block] == Mark.BELOW:
+                attached = self._heats.get(heat.request) is heat
+                if kind is not None and attached and heat.marks[chunk][block] == Mark.BELOW:
                     assert kind.reason is not None
                     self.predicted[kind.reason] += 1
                     yield Hunch(Place(heat.request, block, chunk), kind.reason)
@@ -234,7 +235,7 @@ class SparseRows:
                     self._guess(heat, other, chunk, self._kind(Reason.NEIGHBOUR, distance), bar)
 
     def _guess(self, heat: Heat, block: int, chunk: int, kind: Kind, bar: float) -> None:
-        """Follow the guess that this chunk is needed, or watch what comes of it; unless somebody has guessed already."""
+        """Follow the guess that this chunk is needed, or watch what comes of it; unless that was guessed already."""
         spot = heat.number, block, chunk
         if not heat.has(block, chunk) or heat.marks[chunk][block] != Mark.BELOW or spot in self._open:
             return

@@ -1,1 +1,1 @@
-"""Plays selections against hot buffers, DRAM and a link to SSD, under a row policy: what `flexkv replay --selections` runs."""
+"""Plays selections on hot buffers, DRAM and a link to SSD, under a row policy. For `flexkv replay --selections`."""

@@ -1,9 +1,9 @@
 """The reference that knows the future: Belady's MIN over chunks, and reads a few steps ahead.
 
 What leaves is what its request needs latest (L. A. Belady, IBM Systems Journal 1966), by each request's own steps to
-come; no policy reads fewer chunks on demand. It asks for what the next `LOOKAHEAD_STEPS` steps need as long as what
-has to leave for it is needed later. So what it reads bounds the bytes of every policy from below, as long as nobody
-waits, and its absents are what the link is too slow for.
+come. It asks for what the next `LOOKAHEAD_STEPS` steps need as long as what has to leave for it is needed later (the
+"aggressive" rule of Cao et al., SIGMETRICS 1995). So its absents are what the link is too slow for, and its reads are
+near the fewest possible: reading on demand only would save some, and make every one of them an absent.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
 from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
 from flexkvd.rowreplay.needs import NEVER, RequestNeeds
 
 LOOKAHEAD_STEPS = 8
+Numbers = NDArray[np.int64]
 
 
 class _Known:
@@ -36,10 +38,11 @@ class _Known:
                 soonest[group.needed] = group.next_needs
         self.seen = done
 
-    def waits(self) -> np.ndarray:
+    def waits(self) -> Numbers:
         """Engine steps until each chunk is needed, as if nobody waited; [group, block]."""
-        due = self.dues[np.minimum(self.soonest, len(self.dues) - 1)]
-        return due - self.dues[min(self.seen, len(self.dues) - 2)]
+        due: Numbers = self.dues[np.minimum(self.soonest, len(self.dues) - 1)]
+        now: np.int64 = self.dues[min(self.seen, len(self.dues) - 2)]
+        return np.subtract(due, now)
 
 
 class Future:
@@ -50,10 +53,10 @@ class Future:
         self._progress = progress
 
     def granted(self, place: Place, now_ns: int) -> None:
-        self._known[place.request.request].present[place.chunk, place.block] = True
+        self._known[place.request].present[place.chunk, place.block] = True
 
     def revoked(self, place: Place) -> None:
-        self._known[place.request.request].present[place.chunk, place.block] = False
+        self._known[place.request].present[place.chunk, place.block] = False
 
     def reported(self, request: RequestId, entries: Iterable[HeatEntry], now_ns: int) -> None:
         return
@@ -88,8 +91,8 @@ class Future:
                 return
             yield Hunch(self._place(missing[at]), Reason.TURN)
 
-    def _spots(self, *, present: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Chunks that are in DRAM, or that are not and will be needed: (request, group, block) [N, 3], and their waits."""
+    def _spots(self, *, present: bool) -> tuple[Numbers, Numbers]:
+        """Chunks in DRAM, or those that are not and will be needed: (request, group, block) [N, 3], and their waits."""
         spots, waits = [], []
         for number, (known, done) in enumerate(zip(self._known, self._progress, strict=True)):
             known.advance(done)
@@ -99,6 +102,6 @@ class Future:
         return np.concatenate(spots), np.concatenate(waits)
 
     @staticmethod
-    def _place(spot: np.ndarray) -> Place:
+    def _place(spot: Numbers) -> Place:
         request, group, block = spot.tolist()
         return Place(RequestId(request), block, group)

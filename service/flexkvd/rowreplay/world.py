@@ -30,7 +30,7 @@ TICKS_PER_STEP_MAX = 1000
 
 
 PolicyMaker = Callable[[list[RequestNeeds], list[int]], RowPolicy]
-"""From the needs of all requests, and how many steps each has done (kept up to date): only the reference heeds these."""
+"""From the needs of all requests, and the steps each has done (kept up to date): only the reference heeds these."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Costs:
     steps: int = 0
     ticks: int = 0
     """Spent on these steps, by all requests together: `steps` when nobody ever waits."""
+    played_ticks: int = 0
+    nothing_cold_ticks: int = 0
+    """In which the policy found that nothing is cold."""
     turns: int = 0
     """Begun after idle time."""
     turn_ticks: int = 0
@@ -92,6 +95,11 @@ class Running:
         self.tried = False
         self.pinned: set[tuple[int, int]] = set()  # (block, group) brought in for the step that fails
         self.lacking: set[tuple[int, int]] = set()  # of these, not there yet
+
+    @property
+    def full_blocks(self) -> int:
+        """Those before the block that is being written: what there is on SSD."""
+        return self.needs.steps[self.done].token_count // TOKENS_PER_BLOCK
 
     @property
     def over(self) -> bool:
@@ -139,6 +147,8 @@ class World:
         for place, reason in self.policy.ahead(self.now_ns):
             self._link.ask(place, Urgency.URGENT if reason.urgent else Urgency.LIKELY, self.tick)
         self._read()
+        self.costs.played_ticks += 1
+        self.costs.nothing_cold_ticks += getattr(self.policy, "nothing_is_cold", False)
         if not self._counting and 4 * self.steps_done >= self._steps_total:
             self._counting, self.costs = True, Costs()
         assert self.tick < TICKS_PER_STEP_MAX * (self._steps_total + 1), "some request never gets what it needs"
@@ -193,8 +203,7 @@ class World:
         gap = request.needs.steps[request.done].due - step.due
         request.due = self.tick + gap
         request.begins_turn = gap > 1
-        blocks = request.needs.steps[request.done].token_count // TOKENS_PER_BLOCK
-        for block in range(step.token_count // TOKENS_PER_BLOCK, blocks):
+        for block in range(step.token_count // TOKENS_PER_BLOCK, request.full_blocks):
             self._fill(request, block)
 
     def _count(self, request: Running) -> None:
@@ -234,7 +243,7 @@ class World:
     # ------------------------------------------------------------ chunks
 
     def _prefill(self) -> None:
-        """Tell the policy the first steps' selections; then DRAM holds what was selected most, of equal ones the newest."""
+        """Tell the policy the first steps' selections. DRAM holds what they selected most, then the newest."""
         hotness = []
         for request in self.requests:
             total = np.zeros_like(request.heat)
@@ -243,8 +252,7 @@ class World:
                     total[group][of_group.selected] += of_group.counts
                 self._count(request)
                 request.done += 1
-            full = request.needs.steps[request.done].token_count // TOKENS_PER_BLOCK
-            total[:, full:] = -1
+            total[:, request.full_blocks :] = -1
             request.due = 1 + request.needs.steps[request.done].due
             request.due -= min(each.needs.steps[self._rules.prefill_steps].due for each in self.requests)
             hotness.append((total + np.arange(request.needs.blocks) / request.needs.blocks).ravel())
@@ -258,7 +266,7 @@ class World:
                     self.policy.granted(Place(request.identity, block, group), self.now_ns)
 
     def _land(self, place: Place) -> None:
-        request, spot = self.requests[place.request.request], (place.block, place.chunk)
+        request, spot = self.requests[place.request], (place.block, place.chunk)
         request.coming[place.chunk, place.block] = False
         request.present[place.chunk, place.block] = True
         request.lacking.discard(spot)
@@ -268,8 +276,8 @@ class World:
         """Begin reads while the link has time and somebody can go for them."""
         while (found := self._link.next(self.tick)) is not None:
             place, urgency = found
-            request, at = self.requests[place.request.request], (place.chunk, place.block)
-            if request.present[at] or request.coming[at] or request.over:
+            request, at = self.requests[place.request], (place.chunk, place.block)
+            if request.over or place.block >= request.full_blocks or request.present[at] or request.coming[at]:
                 continue
             if not self._take_frame():
                 if urgency is Urgency.DEMAND:
@@ -291,7 +299,7 @@ class World:
         if not self._victims:
             return False
         place = self._victims.popleft()
-        request, at = self.requests[place.request.request], (place.chunk, place.block)
+        request, at = self.requests[place.request], (place.chunk, place.block)
         request.present[at] = False
         self.costs.guesses_wasted += int(request.guessed[at])
         request.guessed[at] = False
@@ -299,4 +307,4 @@ class World:
         return True
 
     def _is_pinned(self, place: Place) -> bool:
-        return (place.block, place.chunk) in self.requests[place.request.request].pinned
+        return (place.block, place.chunk) in self.requests[place.request].pinned
