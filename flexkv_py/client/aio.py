@@ -172,17 +172,17 @@ class AsyncClient(AsyncConnectedClient):
 
     async def attach(self, request: int, keys: Sequence[BlockKey]) -> AsyncRowRequest:
         """Let `request`, a number of the caller's choice, read the blocks `keys` in the arena once they are granted."""
-        packed = requests.pack_keys(keys)
+        first, *rest = requests.attach_slices(keys)
         await self.map_arena()
         deadline_s = self._deadline_s()
         link = await self._linked(deadline_s)
         row = self._session.rows.open(request, link.life, self._session.greeted.session)
         try:
-            attached = await link.exchange(Attach(0, request, packed), Attached, deadline_s)
+            row.begin(await link.exchange(Attach(0, request, first), Attached, deadline_s))
+            await self.attach_on(row, rest)
         except BaseException:
-            self._session.rows.forget(row)
+            self._session.give_up(row)
             raise
-        row.begin(attached)
         return AsyncRowRequest(self, row)
 
     def page_changes(self) -> list[Pages]:
@@ -217,6 +217,12 @@ class AsyncClient(AsyncConnectedClient):
     def _post(self) -> None:
         if self._link is not None:
             self._link.post()
+
+    async def attach_on(self, row: AttachedRequest, slices: Sequence[bytes]) -> None:
+        """Attach the blocks that follow, so many at a time."""
+        for packed in slices:
+            message = Attach(0, row.request, packed, row.block_count)
+            row.block_count = (await self.ask_about(Handle(row.request, row.life), message, Attached)).block_count
 
     def forget_row(self, row: AttachedRequest) -> None:
         """Nothing is read of this request any more."""
@@ -328,8 +334,7 @@ class AsyncRowRequest:
 
     async def extend(self, keys: Sequence[BlockKey]) -> None:
         """Attach the blocks that follow those attached so far."""
-        row, message = self._row, Attach(0, self._row.request, requests.pack_keys(keys), self._row.block_count)
-        row.block_count = (await self._client.ask_about(Handle(row.request, row.life), message, Attached)).block_count
+        await self._client.attach_on(self._row, requests.attach_slices(keys))
 
     async def detach(self) -> None:
         """Give everything back, whether the daemon still hears of it or not; no step that reads it may be in flight."""

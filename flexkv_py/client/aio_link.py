@@ -78,8 +78,13 @@ class AsyncLink:
         """
         if self.lost or self._sending.locked() or not (self._session.owing or self._unsent):
             return
-        self._unsent += self._session.posts()
         with contextlib.suppress(BlockingIOError, ConnectionError):  # the reader meets an end too
+            self._send_owed()
+
+    def _send_owed(self) -> None:
+        """Send what nobody waits for. Raises BlockingIOError; see `client.link`."""
+        while self._unsent or self._session.owing:
+            self._unsent = self._unsent or self._session.posts()
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
 
@@ -115,13 +120,11 @@ class AsyncLink:
     async def _send(self, frame: bytearray, descriptors: Sequence[int]) -> None:
         async with self._sending:
             sent = 0
-            if self._session.owing:
-                self._unsent += self._session.posts()
             try:
                 while sent < len(frame) and not self.lost:
                     try:
-                        while self._unsent:
-                            del self._unsent[: self._socket.send(self._unsent)]
+                        if sent == 0:
+                            self._send_owed()
                         if descriptors and sent == 0:
                             sent = socket.send_fds(self._socket, [frame], descriptors)
                         else:

@@ -174,18 +174,21 @@ class Client(ConnectedClient):
 
     def attach(self, request: int, keys: Sequence[BlockKey]) -> RowRequest:
         """Let `request`, a number of the caller's choice, read the blocks `keys` in the arena once they are granted."""
-        packed = requests.pack_keys(keys)
+        first, *rest = requests.attach_slices(keys)
         self.map_arena()
         deadline_s = self._deadline_s()
         link = self._linked(deadline_s)
         with self._lock:
             row = self._session.rows.open(request, link.life, self._session.greeted.session)
         try:
-            attached = link.exchange(Attach(0, request, packed), Attached, deadline_s)
+            attached = link.exchange(Attach(0, request, first), Attached, deadline_s)
+            with self._lock:
+                row.begin(attached)
+            self._attach_on(row, rest)
         except BaseException:
-            self._forget_row(row)
+            with self._lock:
+                self._session.give_up(row)
             raise
-        row.begin(attached)
         return RowRequest(self, row)
 
     def page_changes(self) -> list[Pages]:
@@ -240,8 +243,12 @@ class Client(ConnectedClient):
 
     def extend_row(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None:
         """Attach further blocks to a request."""
-        message = Attach(0, row.request, requests.pack_keys(keys), row.block_count)
-        row.block_count = self.ask_about(Handle(row.request, row.life), message, Attached).block_count
+        self._attach_on(row, requests.attach_slices(keys))
+
+    def _attach_on(self, row: AttachedRequest, slices: Sequence[bytes]) -> None:
+        for packed in slices:
+            message = Attach(0, row.request, packed, row.block_count)
+            row.block_count = self.ask_about(Handle(row.request, row.life), message, Attached).block_count
 
     def detach_row(self, row: AttachedRequest) -> None:
         """Let go of a request, whether the daemon still hears of it or not."""
@@ -250,9 +257,6 @@ class Client(ConnectedClient):
         except FlexKVError as error:
             if error.code not in (ErrorCode.DAEMON_LOST, ErrorCode.CANCELLED):
                 raise
-        self._forget_row(row)
-
-    def _forget_row(self, row: AttachedRequest) -> None:
         with self._lock:
             self._session.rows.forget(row)
 

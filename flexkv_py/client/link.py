@@ -119,10 +119,8 @@ class Link:
                 self._sending.release()
                 return
             self._users += 1
-            self._unsent += self._session.posts()
         try:
-            while self._unsent:
-                del self._unsent[: self._socket.send(self._unsent)]
+            self._send_owed()
         except BlockingIOError:
             pass
         except OSError:
@@ -199,13 +197,10 @@ class Link:
             raise _late("another thread's request was still being sent")
         sent = 0
         try:
-            if self._session.owing:
-                with self._lock:
-                    self._unsent += self._session.posts()
             while sent < len(frame):
                 try:
-                    while self._unsent:
-                        del self._unsent[: self._socket.send(self._unsent)]
+                    if sent == 0:
+                        self._send_owed()
                     if descriptors and sent == 0:
                         sent = socket.send_fds(self._socket, [frame], descriptors)
                     else:
@@ -224,6 +219,18 @@ class Link:
             raise
         finally:
             self._sending.release()
+
+    def _send_owed(self) -> None:
+        """Send what nobody waits for; `_sending` is held. Raises BlockingIOError where the socket takes no more.
+
+        More is taken from the session, which bounds it, only when the last of it is out.
+        """
+        while self._unsent or self._session.owing:
+            if not self._unsent:
+                with self._lock:
+                    self._unsent += self._session.posts()
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
 
     def _wait_for_room(self, deadline_s: float) -> None:
         writable = select.poll()

@@ -24,6 +24,7 @@ from flexkv_py.geometry import Geometry
 from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest, keys_of_tokens
 from flexkv_py.wire.messages import (
     ABSENT_ENTRY_BYTES,
+    ATTACH_KEYS_MAX,
     HEAT_ENTRY_BYTES,
     MISS_ENTRY_BYTES,
     PROTOCOL_VERSION,
@@ -102,6 +103,12 @@ def pack_keys(keys: Sequence[BlockKey]) -> bytes:
     raise FlexKVError(
         ErrorCode.BAD_KEY, f"{why}: a block key is {KEY_BYTES} bytes, made by client.keys() or flexkv_py.keys"
     )
+
+
+def attach_slices(keys: Sequence[BlockKey]) -> list[bytes]:
+    """Keys to attach, as many to a message as it takes; one empty message where there are none. Raises BAD_KEY."""
+    packed, slice_bytes = pack_keys(keys), ATTACH_KEYS_MAX * KEY_BYTES
+    return [packed[start : start + slice_bytes] for start in range(0, len(packed) or 1, slice_bytes)]
 
 
 def pack_pages(pages: Sequence[int]) -> bytes:

@@ -53,7 +53,7 @@ class AttachedRequest:
         self.block_count = attached.block_count
         self.newest = max(self.newest, attached.version)
         self.taken = max(self.taken, attached.version)
-        self.acknowledged = self.taken
+        self.acknowledged = attached.version
 
     def require_alive(self) -> None:
         """Raise why the connection was lost, and the request with it."""

@@ -16,7 +16,7 @@ from typing import cast
 import msgspec
 
 from flexkv_py.client.calls import Backoff, Call, Handle, Registration, Reply, close_all, error_of
-from flexkv_py.client.rows import Rows
+from flexkv_py.client.rows import AttachedRequest, Rows
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import NAMESPACE_BYTES
 from flexkv_py.wire import codec
@@ -232,6 +232,12 @@ class Session:
                 self._undo.append(Detach(0, late.request))
             else:
                 row.block_count = late.block_count  # it was extended, though the caller does not wait any more
+
+    def give_up(self, row: AttachedRequest) -> None:
+        """Attaching failed: what of it is attached already is detached with the next request."""
+        if row.block_count and row.lost is None and len(self._undo) < UNDO_MESSAGES_MAX:
+            self._undo.append(Detach(0, row.request))
+        self.rows.forget(row)
 
     def _claim(self, count: int) -> list[int]:
         return [self._descriptors.popleft() for _ in range(min(count, len(self._descriptors)))]

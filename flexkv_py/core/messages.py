@@ -253,6 +253,14 @@ class TierChanged:
 
 
 @dataclass(slots=True)
+class RoomRestored:
+    """A disk that was full has room again: the tier is as large as was counted."""
+
+    tier: Tier
+    now_ns: int
+
+
+@dataclass(slots=True)
 class DrainStarted:
     """SIGTERM: admit nothing new. Running tickets end or are aborted by their deadlines."""
 
@@ -268,7 +276,7 @@ class TimePassed:
 
 ClientAsked = SessionOpened | SessionClosed | MatchAsked | LoadAsked | SaveAsked | PrefetchAsked | FlushAsked
 ClientEnded = TicketCancelled | LeaseReleased | NamespaceReset
-TierEvent = ChunkLanded | TransfersFinished | BlocksFound | RecoveryFinished | RecordsLost | TierChanged
+TierEvent = ChunkLanded | TransfersFinished | BlocksFound | RecoveryFinished | RecordsLost | TierChanged | RoomRestored
 Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DrainStarted | TimePassed
 
 

@@ -59,6 +59,7 @@ class Planner:
             messages.PagesAcknowledged: partial(self._in_session, attached.on_acknowledged),
             messages.HeatReported: partial(self._in_session, replays.on_heat),
             messages.WorkerGone: partial(attached.on_worker_gone, self.state),
+            messages.RoomRestored: lambda event: self.state.levels[event.tier].restore(),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }

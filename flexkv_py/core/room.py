@@ -104,9 +104,7 @@ def _had_their_turn(state: State, record: Copy) -> None:
 
 def _send_down(state: State, copy: Copy) -> bool:
     """Start what a copy needs before it may go; False when that must wait."""
-    if copy.tier is Tier.DRAM:
-        return demote(state, copy.block, Priority.DEMOTION)
-    return stage_down(state, copy)
+    return demote(state, copy.block, Priority.DEMOTION) if copy.tier is Tier.DRAM else stage_down(state, copy)
 
 
 def demote(state: State, block: Block, priority: Priority) -> bool:
@@ -146,9 +144,7 @@ def make_room(state: State, level: Level, index: Index) -> Room:
 def _drop_until(state: State, level: Level, target_bytes: int) -> None:
     """Drop the coldest records until, once the drops have ended, at most `target_bytes` are used."""
     for _ in range(VICTIM_SCAN_MAX):
-        if level.used_bytes - level.dropping_bytes <= target_bytes:
-            return
-        if _evict_one(state, level) is None:
+        if level.used_bytes - level.dropping_bytes <= target_bytes or _evict_one(state, level) is None:
             return
 
 
@@ -217,7 +213,7 @@ def _room_below(state: State, level: Level) -> float:
 def _drop_ahead(state: State, ssd: Level) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
     copy = ssd.reclaimable.oldest or ssd.policy.coldest()
-    if copy is not None:
+    if copy is not None and not ssd.drop_failed:  # else each failed drop cost another record
         record_bytes = copy.block.index.record_bytes
         burst_bytes = max(RESERVE_SHARE * ssd.capacity_bytes, RESERVE_RECORDS * record_bytes)
         reserve = min(

@@ -105,10 +105,8 @@ class Level:
         return self.up and bool(self.undropped) and self.undropped[0][0] <= now_ns
 
     def put(self, copy: Copy, *, cold: bool = False) -> None:
-        if cold:
-            self.policy.cool(copy)
-        else:
-            self.policy.add(copy)
+        order = self.policy.cool if cold else self.policy.add
+        order(copy)
 
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
@@ -117,7 +115,7 @@ class Level:
         if result.fault is None:
             self.faults_in_row = 0
             if self._shrunk_until_ns <= now_ns:
-                self.capacity_bytes = self._room_bytes
+                self.restore()
         elif result.fault not in NOT_THE_TIERS and self.pause_until_ns <= now_ns:  # those of one moment are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
@@ -126,6 +124,10 @@ class Level:
         """A write found no room: what is in use is all there is, for a while."""
         self.capacity_bytes = max(self.used_bytes, record_bytes)
         self._shrunk_until_ns = now_ns + SHRUNK_NS
+
+    def restore(self) -> None:
+        """What was counted is there again."""
+        self.capacity_bytes, self._shrunk_until_ns = self._room_bytes, 0
 
 
 class State:

@@ -2,9 +2,9 @@
 
 A frame is `u32 length ‖ body`; the body is one msgpack array `[tag, id, …]`. `id` is chosen by the
 client and copied into the one reply. Messages the daemon sends of itself have `id` 0 and tags of
-128 and above; a client queues them for `poll()`. Many keys travel as one bytes field (16 bytes each),
-many pages as u32 little endian. Fields may be appended with defaults; nothing is ever reordered.
-Times are durations in milliseconds: no clock is shared.
+128 and above; a client queues them for `poll()`, and page changes for whoever attached the request.
+Many keys travel as one bytes field (16 bytes each), many pages as u32 little endian. Fields may be
+appended with defaults; nothing is ever reordered. Times are durations in milliseconds: no clock is shared.
 
 Tags 40–59 (client) and 140–159 (daemon) are the row path's. Its many small numbers travel as u32 little
 endian too, so many in a row; a frame's number times `frame_step_bytes` of `Segments` is its place in the arena.
@@ -20,6 +20,8 @@ PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 SEGMENTS_PER_REPLY_MAX = 32
 """Descriptors beside one `Segments`: the kernel takes 253, and counts those nobody has received yet."""
+ATTACH_KEYS_MAX = 256
+"""Keys in one `Attach`: each block is granted chunk by chunk, and others wait meanwhile."""
 REPORT_PAGES_MAX = 4096
 """Entries of each kind in one `Report`."""
 HEAT_ENTRY_BYTES, ABSENT_ENTRY_BYTES, REPLAYED_ENTRY_BYTES, MISS_ENTRY_BYTES = 16, 12, 4, 16

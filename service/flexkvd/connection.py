@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -103,15 +104,16 @@ class Connection:
             raise out_of_files("the daemon could not receive the descriptor of this memory")
         return descriptor
 
-    @property
-    def peer_process(self) -> int:
+    def open_peer_process(self) -> int:
         """A pidfd of the process that connected; the caller owns it. Raises OSError where it cannot be had.
 
         The kernel's own answer cannot mean a later process with the same number, and reaches into other namespaces.
         """
         try:
             return self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise
             return os.pidfd_open(self.peer.pid)
 
     def send(self, frame: bytes | bytearray, descriptors: Sequence[int] = ()) -> None:

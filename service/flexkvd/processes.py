@@ -24,7 +24,7 @@ class PeerProcess:
         self._loop = loop
         self._on_gone = on_gone
         try:
-            self._pidfd = connection.peer_process
+            self._pidfd = connection.open_peer_process()
         except OSError as error:
             raise FlexKVError(
                 ErrorCode.UNSUPPORTED,

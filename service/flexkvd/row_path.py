@@ -33,6 +33,7 @@ from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import KeyRun
 from flexkv_py.wire.codec import encode
 from flexkv_py.wire.messages import (
+    ATTACH_KEYS_MAX,
     SEGMENTS_PER_REPLY_MAX,
     Ack,
     Attach,
@@ -103,10 +104,9 @@ class RowPath:
             LetGo: self._let_go,
         }
         self._engine = engine
-        self._sessions = sessions
         self._arena = arena
         self._table = config.row_path
-        self._limits = config.limits
+        self._readers_max = config.limits.sessions_max
         self._loop = loop
         self._attaching = 0  # blocks that the request being attached will have; the planner answers within `post`
         sessions.on_closed = self._session_closed
@@ -166,10 +166,9 @@ class RowPath:
                 f"request {message.request} or first = {message.first} is out of range: use 0 to {NUMBER_MAX}"
             )
         keys = KeyRun(message.keys).distinct()
-        if not 1 <= len(keys) <= self._limits.keys_per_message_max:
+        if not 1 <= len(keys) <= ATTACH_KEYS_MAX:
             code = ErrorCode.LIMIT_EXCEEDED if keys else ErrorCode.BAD_ARGUMENT
-            limit = self._limits.keys_per_message_max
-            raise FlexKVError(code, f"the message has {len(keys)} keys: attach 1 to {limit} (keys_per_message_max)")
+            raise FlexKVError(code, f"the message has {len(keys)} keys: attach 1 to {ATTACH_KEYS_MAX} at a time")
         reader, now_ns = self._reader(session), self._engine.now_ns()
         self._attaching = max(message.first + len(keys), reader.attached.get(message.request, 0))
         self._engine.post(RequestAttached(session.number, message.id, message.request, message.first, keys, now_ns))
@@ -216,7 +215,7 @@ class RowPath:
             raise FlexKVError(
                 ErrorCode.UNSUPPORTED, "a scheduler reads no rows: connect with role 'worker' for the row path"
             )
-        if len(self.readers) >= self._limits.sessions_max:
+        if len(self.readers) >= self._readers_max:
             raise FlexKVError(
                 ErrorCode.LIMIT_EXCEEDED,
                 f"the arena is held for {len(self.readers)} sessions, ended ones of living processes included "

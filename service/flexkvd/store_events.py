@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from flexkv_py.core.messages import BlocksFound, LostRecord, RecordsLost, Tier, TierChanged
+from flexkv_py.core.messages import BlocksFound, LostRecord, RecordsLost, RoomRestored, Tier, TierChanged
 from flexkv_tiers.base import FoundBatch
 from flexkvd.engine import Engine
 from flexkvd.readiness import Readiness
@@ -38,6 +38,10 @@ class StoreEvents:
         for start in range(0, len(records), RECORDS_PER_EVENT_MAX):
             some = list(records[start : start + RECORDS_PER_EVENT_MAX])
             self._engine.post(RecordsLost(self._tier, some, reason, self._engine.now_ns()))
+
+    def restored(self) -> None:
+        log.info("%s: a disk that was full has room again", self._tier.name.lower())
+        self._engine.post(RoomRestored(self._tier, self._engine.now_ns()))
 
     def appeared(self, batch: FoundBatch) -> None:
         self._engine.post(found_event(self._tier, batch, self._engine.now_ns()))

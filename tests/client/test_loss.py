@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flexkv_py.client import Client
+from flexkv_py.client.rows import REPORTS_UNSENT_MAX
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.wire.messages import HEAT_ENTRY_BYTES, REPORT_PAGES_MAX
 from tests.leaks import threads
 
 from .conftest import GEOMETRY
@@ -116,6 +118,21 @@ def test_a_daemon_that_stops_reading_meets_deadlines(daemon):
         assert time.monotonic() - start_s < 0.5
         assert client._link.lost
         client.ping()
+
+
+def test_reports_to_a_daemon_that_stops_reading_never_wait(daemon):
+    """Each returns at once whether the socket takes it or not; what does not fit is bounded, and counted."""
+    report = bytes(HEAT_ENTRY_BYTES * REPORT_PAGES_MAX)
+    with Client(daemon.path, GEOMETRY, timeout_s=0.2) as client:
+        ends_with(ErrorCode.DEADLINE_EXCEEDED, client.reset, STOP_READING)
+        used_s = time.thread_time()
+        for _ in range(100):
+            client.report(report)
+        assert time.thread_time() - used_s < 1
+        assert client._session.rows.reports_dropped > 80
+        assert 0 < len(client._link._unsent) <= (REPORTS_UNSENT_MAX + 1) * len(report) + 1000
+        ends_with(ErrorCode.DEADLINE_EXCEEDED, client.ping)
+        assert len(client._link._unsent) <= (REPORTS_UNSENT_MAX + 1) * len(report) + 1000
 
 
 def test_a_large_request_goes_through(client):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flexkv_py.core.budget import BURST_NS, DAY_NS, WriteBudget
-from flexkv_py.core.messages import Fault, MoveKind, Outcome, SaveHints, Tier
+from flexkv_py.core.messages import Fault, MoveKind, Outcome, RoomRestored, SaveHints, Tier
+from flexkv_py.core.state import SHRUNK_NS
 from tests.core.conftest import CHUNKS, chain
 
 RECORD_BYTES = 4096 + sum(CHUNKS)
@@ -145,8 +148,11 @@ def test_an_acknowledged_save_may_overdraw_the_budget(benches):
     assert "endurance budget" in last_told(bench, chain(8, "flood0")[0]).detail
 
 
-def test_a_tier_that_says_full_makes_room_itself(benches):
-    """A write that fails FULL below the capacity drops the coldest records; the tier is then taken for that small."""
+@pytest.mark.parametrize("after_ns", [SHRUNK_NS, 0], ids=["in time", "told"])
+def test_a_tier_that_says_full_makes_room_itself(benches, after_ns):
+    """A write that fails FULL below the capacity drops the coldest records; the tier is then taken for that small until
+    time has passed, or it says that it has its room again.
+    """
     bench = benches(**TWO, policy="lru", dram_clean_ahead=0.0)
     ticket = bench.save(chain(4), ack=Tier.SSD)
     bench.settle()
@@ -164,9 +170,12 @@ def test_a_tier_that_says_full_makes_room_itself(benches):
     bench.settle()
     assert bench.outcomes(ticket) == [Outcome.STORED]
     assert ssd.used_bytes == 3 * RECORD_BYTES
-    bench.now_ns = 100 * SECOND_NS
-    bench.save(chain(1, "later"), ack=Tier.SSD)
-    bench.settle()
+    bench.now_ns += after_ns
+    if after_ns:
+        bench.save(chain(1, "later"), ack=Tier.SSD)
+        bench.settle()
+    else:
+        bench.post(RoomRestored(Tier.SSD, bench.now_ns))
     assert ssd.capacity_bytes == TWO["ssd_bytes"]
 
 

@@ -23,7 +23,7 @@ from .conftest import DaemonThread
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/embedding.md").read_text()
 INSIDES = {"ask_about", "after_fork", "forget", "pack_pages", "alive_link"}
-INSIDES |= {"take_pages", "acknowledge", "extend_row", "detach_row", "forget_row"}
+INSIDES |= {"take_pages", "acknowledge", "extend_row", "detach_row", "forget_row", "attach_on"}
 """Public to the other modules of the client only."""
 
 

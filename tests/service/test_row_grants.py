@@ -193,6 +193,7 @@ BAD = {
     "an unknown request, acknowledged": (Ack(5, 9, 0), ErrorCode.UNKNOWN_REQUEST),
     "an unknown request, detached": (Detach(5, 9), ErrorCode.UNKNOWN_REQUEST),
     "no keys": (Attach(5, 9, b""), ErrorCode.BAD_ARGUMENT),
+    "too many keys": (Attach(5, 9, b"".join(n.to_bytes(16, "little") for n in range(257))), ErrorCode.LIMIT_EXCEEDED),
     "half a key": (Attach(5, 9, bytes(15)), ErrorCode.BAD_KEY),
     "a key twice": (Attach(5, 9, bytes(32)), ErrorCode.DUPLICATE_KEY),
     "a number that is no u32": (Attach(5, 1 << 32, bytes(16)), ErrorCode.BAD_ARGUMENT),

@@ -8,6 +8,7 @@ import struct
 import subprocess
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkv_py.client.aio import AsyncClient
-from flexkv_py.errors import ErrorCode
+from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import Detach, Done, MapArena, Segments
 
 from .conftest import GEOMETRY, DaemonThread, Worker
-from .rows import CHUNKS, SECONDS_MAX, Table, attach, chunk_of, follow, refused, save, tokens
+from .rows import CHUNKS, SECONDS_MAX, Table, attach, chunk_of, follow, readers, refused, save, tokens
 from .test_protocol import Stranger
 
 NOBODY = 65534
@@ -57,6 +58,39 @@ def test_blocks_saved_later_are_granted_when_they_come(daemon: DaemonThread, con
     assert table.read(2, CHUNKS - 1) == chunk_of(worker, 2, CHUNKS - 1)
 
 
+def test_a_long_request_is_attached_in_slices(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
+    """More blocks than one message takes; and where a later slice is refused, nothing of the request stays attached."""
+    client = connect()
+    keys = client.keys(tokens(6, 600))
+    request = client.attach(1, keys)
+    assert request.block_count == 600
+    request.detach()
+    refused(ErrorCode.DUPLICATE_KEY, client.attach, 1, [*keys, keys[0]])
+    client.ping()
+    assert daemon.call(lambda: daemon.parts.planner.state.rows.by_id) == {}
+    refused(ErrorCode.BAD_ARGUMENT, client.attach, 1, [])
+    again = client.attach(1, keys[:3])
+    again.extend(keys[3:])
+    assert again.block_count == 600
+
+
+def test_a_thread_that_waits_for_pages_holds_up_no_other(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
+    """While one thread waits for page changes, others call on the same connection; the change wakes it."""
+    client, worker = connect(), Worker(connect())
+    worker.fill(5)
+    request, table = attach(client, 3, client.keys(tokens(5, 1)))
+    table.apply(request.pages())
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.wait_for_pages, SECONDS_MAX)
+        for _ in range(50):
+            client.ping()
+        assert not waiting.done()
+        save(worker, 5, 1)
+        assert waiting.result()
+    assert [pages.version for pages in request.pages()] == [table.version + 1]
+    assert not client.wait_for_pages(0.01)
+
+
 def test_an_asyncio_client_reads_rows_too(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
     """The same life of a request on a loop: attach, wait, read, ack, report, detach."""
     worker = Worker(connect())
@@ -81,6 +115,45 @@ def test_an_asyncio_client_reads_rows_too(daemon: DaemonThread, connect: Callabl
 
     asyncio.run(scene())
     assert daemon.call(lambda: dict(daemon.parts.row_path.traffic.messages)) == {"ack": 1, "report": 1}
+
+
+def test_an_asyncio_request_ends_with_its_connection(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
+    """Whoever waits is told at once, the rows stay readable, and the daemon hears on the next connection who let go."""
+    worker = Worker(connect())
+    worker.fill(4)
+    save(worker, 4, 2)
+
+    async def scene() -> None:
+        async with AsyncClient(daemon.socket, GEOMETRY) as client:
+            request = await client.attach(5, client.keys(tokens(4, 2)))
+            table = Table(await client.map_arena())
+            while not table.frames:
+                await client.wait_for_pages(SECONDS_MAX)
+                table.apply(request.pages())
+            waiting = asyncio.create_task(client.wait_for_pages(SECONDS_MAX))
+            await asyncio.sleep(0)
+            drop_connections(daemon)
+            with pytest.raises(FlexKVError) as lost:
+                await waiting
+            assert lost.value.code is ErrorCode.DAEMON_LOST
+            refused(ErrorCode.DAEMON_LOST, request.pages)
+            refused(ErrorCode.DAEMON_LOST, request.ack, table.version)
+            assert all(table.read(*spot) == chunk_of(worker, *spot) for spot in table.frames)
+            await client.connect()
+            again = await client.attach(5, client.keys(tokens(4, 2)))
+            assert readers(daemon) == 2
+            await request.detach()
+            await client.ping()
+            assert readers(daemon) == 1
+            assert await client.map_arena() is table.arena
+            await again.detach()
+
+    asyncio.run(scene())
+
+
+def drop_connections(daemon: DaemonThread) -> None:
+    """Close every connection, as a daemon in trouble might."""
+    daemon.call(lambda: [session.connection.close() for session in list(daemon.parts.sessions.by_number.values())])
 
 
 class TestMapping:

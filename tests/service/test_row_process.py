@@ -14,10 +14,14 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkv_py.errors import ErrorCode
+from flexkv_py.wire.messages import MapArena
+from flexkvd import connection
+from tests.leaks import open_files
 
 from .conftest import GEOMETRY, DaemonThread, Worker
 from .rows import CHUNKS, SMALL, SMALL_BLOCKS, attach, chunk_of, follow, readers, refused, save, tokens, until
 from .test_process import ENVIRONMENT, Process, spawn  # noqa: F401 - a fixture
+from .test_protocol import Stranger
 
 ROW_WORKER = Path(__file__).with_name("row_worker.py")
 WORKER_BLOCKS = SMALL_BLOCKS - 4
@@ -116,6 +120,38 @@ def test_a_worker_killed_with_its_socket_open_is_gone_at_once(pressed: Pressed) 
     pressed.process.send_signal(signal.SIGKILL)
     until(lambda: readers(pressed.daemon) == 0)
     assert pressed.held() == {}
+
+
+def test_a_worker_is_watched_on_older_kernels_too(
+    daemon: DaemonThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without SO_PEERPIDFD the process is found by its number; one that cannot be found reads no rows."""
+    monkeypatch.setattr(connection, "_SO_PEERPIDFD", 9999)
+    with Client(daemon.socket, GEOMETRY) as client:
+        client.map_arena()
+        assert daemon.call(lambda: [reader.process.alive for reader in daemon.parts.row_path.readers.values()]) == [
+            True
+        ]
+    monkeypatch.setattr(os, "pidfd_open", pidfd_of_nobody)
+    with Client(daemon.socket, GEOMETRY) as client:
+        refusal = refused(ErrorCode.UNSUPPORTED, client.map_arena)
+        assert "process namespace" in refusal.message
+        client.ping()
+
+
+def pidfd_of_nobody(_pid: int) -> int:
+    raise ProcessLookupError(3, "No such process")
+
+
+def test_descriptors_that_nobody_takes_are_closed(daemon: DaemonThread) -> None:
+    """A client that asks for the arena and goes without reading the answer leaves no descriptor behind."""
+    before = open_files("/memfd:flexkv-arena")
+    stranger = Stranger(daemon.socket).greet()
+    stranger.say(MapArena(5))
+    until(lambda: readers(daemon) == 1)
+    stranger.socket.close()
+    until(lambda: readers(daemon) == 0)
+    assert open_files("/memfd:flexkv-arena") == before
 
 
 def test_one_that_died_without_a_request_leaves_nothing(daemon: DaemonThread) -> None:

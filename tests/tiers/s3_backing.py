@@ -68,6 +68,9 @@ class Heard:
     def lost(self, records: Sequence[LostRecord], reason: str) -> None:
         self.gone += records
 
+    def restored(self) -> None:
+        raise AssertionError("a bucket is no disk")
+
     def appeared(self, batch: FoundBatch) -> None:
         self.news.append(batch)
 

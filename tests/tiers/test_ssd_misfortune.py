@@ -54,6 +54,9 @@ class Books:
         if up:
             self.back.set()
 
+    def restored(self) -> None:
+        """A disk may be full as it fails."""
+
     def appeared(self, batch: FoundBatch) -> None:
         raise AssertionError(batch)
 

@@ -10,10 +10,13 @@ import pytest
 
 from flexkv_py.core.messages import BlockName, Fault
 from flexkv_tiers.base import TierFault
+from flexkv_tiers.codec import HEADER_MAGIC
 from flexkv_tiers.diskio import DiskIo, open_disk_io
 from flexkv_tiers.diskio.faulty import WELL, DiskFaultPlan, DiskOperation, DiskTrouble, DiskVerdict, FaultyIo
-from flexkv_tiers.ssd import SsdStore
+from flexkv_tiers.ssd import SsdStore, mender
+from flexkv_tiers.ssd.format import MAP_BIT_PAGES, PAGE_BYTES
 from tests.tiers.contract import KIB, Frames, block, opened, places_of
+from tests.tiers.segment_files import Place, records, regions
 
 LENGTHS = (12 * KIB, 8 * KIB)
 SEGMENT_BYTES = 256 * KIB
@@ -53,6 +56,11 @@ class Life:
             owed = self.store.status()["places_owed"]
         assert not owed
 
+    async def seal(self) -> None:
+        """The first directory's segment is sealed, whatever it owes."""
+        self.store._roller.retire_all(0)
+        await self.store._roller.close()
+
     async def cut(self) -> None:
         """The power fails, and the disk keeps all it was given."""
         for disk in self.disks:
@@ -73,7 +81,9 @@ async def finds_only_others(life: Life) -> None:
 
 
 def test_what_one_start_could_not_read_no_later_one_finds(tmp_path: Path, frames: Frames) -> None:
-    """A scan meets EIO: what it misses is a miss for good, or a drop of what is saved anew would bring it back."""
+    """A scan meets EIO: what it misses is a miss for good, or a drop of what is saved anew would bring it back. What is
+    saved in that life and not dropped stays.
+    """
 
     async def first(life: Life) -> None:
         await life.write(block(9))
@@ -85,10 +95,11 @@ def test_what_one_start_could_not_read_no_later_one_finds(tmp_path: Path, frames
         assert life.store.status()["found_unreadable"] == 1
         location = await life.write(block(0))
         await life.store.drop(block(0), location)
+        await life.write(block(1))
         await life.cut()
 
     async def third(life: Life) -> None:
-        assert await life.found() == set()
+        assert await life.found() == {block(1)}
 
     live([tmp_path], frames, first)
 
@@ -166,3 +177,52 @@ def test_a_disk_that_refuses_to_the_end_loses_the_segment(
     live([tmp_path], frames, first)
     assert "segment 000001 is removed" in caplog.text
     live([tmp_path], frames, second)
+
+
+def test_a_record_behind_a_place_marked_dead_outlives_a_restart(tmp_path: Path, frames: Frames) -> None:
+    """A damaged header where the log ends is marked dead, and whatever shares its bit: the next record shares none."""
+
+    async def first(life: Life) -> None:
+        await life.write(block(1))
+        await life.cut()
+
+    async def second(life: Life) -> None:
+        assert await life.found() == {block(1)}
+        assert life.store.status()["found_torn"] == 1
+        await life.write(block(2))
+
+    async def third(life: Life) -> None:
+        assert await life.found() == {block(1), block(2)}
+
+    live([tmp_path], frames, first)
+    [(_, place)] = records(tmp_path)
+    behind = place.offset + place.length + PAGE_BYTES
+    assert behind // PAGE_BYTES % MAP_BIT_PAGES == 0  # so the page after it has the same bit
+    Place(place.path, behind, PAGE_BYTES).write(HEADER_MAGIC)
+    live([tmp_path], frames, second)
+    live([tmp_path], frames, third)
+
+
+def test_what_a_footer_does_not_name_stays_away_without_the_footer(
+    tmp_path: Path, frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled write lies whole in a segment that was sealed before its mark got there: a start that believes the
+    footer marks it, so that one which must scan finds no more.
+    """
+
+    async def first(life: Life) -> None:
+        for name in OTHERS:
+            await life.write(name)
+        life.plans[tmp_path].script(DiskOperation.SYNC, ERROR, ERROR)  # of the record, and of its mark
+        life.plans[tmp_path].script(DiskOperation.WRITE, WELL, ERROR)
+        monkeypatch.setattr(mender, "RETRY_S_MIN", SETTLED_S_MAX)  # the mark is not asked for before the power fails
+        with pytest.raises(TierFault):
+            await life.write(block(0))
+        await life.seal()
+        assert life.store.status()["places_owed"] == 1
+        await life.cut()
+
+    live([tmp_path], frames, first)
+    live([tmp_path], frames, finds_only_others)
+    regions(tmp_path / "segment-000001.kv")["footer"].flip(0)
+    live([tmp_path], frames, finds_only_others)

@@ -39,6 +39,7 @@ class Listener:
     def __init__(self) -> None:
         self.lost_records: list[LostRecord] = []
         self.places: dict[BlockName, int] = {}
+        self.times_restored = 0
 
     def changed(self, up: bool, reason: str) -> None:
         raise AssertionError(f"{up}: {reason}")
@@ -49,6 +50,9 @@ class Listener:
             self.lost_records.append(record)
             if self.places.get(record.block) == record.location:
                 del self.places[record.block]
+
+    def restored(self) -> None:
+        self.times_restored += 1
 
     def appeared(self, batch: FoundBatch) -> None:
         raise AssertionError(batch)
@@ -237,6 +241,35 @@ def test_a_damaged_record_is_let_go_when_its_segment_is_reclaimed(tmp_path, fram
             await cache.check(list(cache.places))
 
     asyncio.run(scene())
+
+
+def test_a_block_found_in_two_directories_is_let_go_of_in_both(tmp_path, frames):
+    """The later record counts, and is damaged: reclaim marks the earlier one too, on the other disk, and goes on."""
+    directories = [tmp_path / "a", tmp_path / "b"]
+
+    async def first() -> None:
+        cache = Cache(directories, frames)
+        async with opened(cache.store):
+            for number in (0, *range(17)):
+                await cache.put(number)
+
+    async def second() -> None:
+        cache = Cache(directories, frames)
+        async with opened(cache.store) as store:
+            cache.places.update(places_of([batch async for batch in store.found()]))
+            [there] = [held for held in map(dict, map(records, directories)) if block(0) in held]
+            there.pop(block(0)).flip(RECORD_BYTES - 1)
+            for name in there:
+                await cache.drop(name)
+            for number in range(100, 100 + cache.room - len(cache.places)):
+                await cache.put(number)
+            assert [record.block for record in cache.listener.lost_records] == [block(0)]
+            await cache.check(list(cache.places))
+
+    asyncio.run(first())
+    assert all(block(0) in dict(records(directory)) for directory in directories)
+    asyncio.run(second())
+    assert not any(block(0) in dict(records(directory)) for directory in directories)
 
 
 def test_a_footer_damaged_while_running_hides_nobody_from_the_planner(tmp_path, frames):

@@ -15,6 +15,7 @@ from flexkv_tiers.ssd import SsdStore
 from flexkv_tiers.ssd.verify import verify_directory
 from flexkvd.cli import main
 from tests.tiers.contract import KIB, Frames, block, opened, write_all
+from tests.tiers.segment_files import records, regions
 from tests.tiers.small_disk import switchable
 from tests.tiers.test_ssd_directory import digest
 
@@ -82,6 +83,21 @@ def test_what_lies_in_a_segments_place_and_is_no_file_is_said(
     put(directory / "segment-000001.kv")
     assert main(["verify", str(directory)]) == 1
     assert "segment 000001: unknown, 0 whole, 0 dropped, damaged: not a file 1" in capsys.readouterr().out
+
+
+def test_a_segment_without_a_footer_is_open_and_every_record_of_it_is_looked_at(
+    tmp_path: Path, frames: Frames, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a killed daemon leaves is told as such, and a record that is not whole is not passed over."""
+    directory = fill(tmp_path / "tier", frames)
+    trailer = regions(directory / "segment-000002.kv")["trailer"]
+    trailer.write(bytes(trailer.length))
+    assert main(["verify", str(directory)]) == 0
+    assert "segment 000002: open, 2 whole, 0 dropped, nothing damaged" in capsys.readouterr().out
+    *_, (_, last) = records(directory)
+    last.flip(last.length - 1)
+    assert main(["verify", str(directory)]) == 1
+    assert "segment 000002: open, 1 whole, 0 dropped, damaged: torn record 1" in capsys.readouterr().out
 
 
 def test_a_segment_longer_than_its_header_says_is_whole(

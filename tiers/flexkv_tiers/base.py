@@ -65,6 +65,10 @@ class StoreListener(Protocol):
         """
         ...
 
+    def restored(self) -> None:
+        """A disk that was full, and for which a write failed, has room again."""
+        ...
+
     def appeared(self, batch: FoundBatch) -> None:
         """Records somebody else wrote, met after `found` had ended."""
         ...

@@ -29,7 +29,7 @@ class LogModel:
         self.untold: set[BlockName] = set()  # kept by the last life, and not found yet in this one
         self.ever: set[BlockName] = set()
         self._found: set[BlockName] = set()
-        self._disk_failed = False
+        self._went_untold = False
         self._reads_failed = False
 
     # ------------------------------------------------------------- operations
@@ -74,7 +74,7 @@ class LogModel:
     # ------------------------------------------------------------------ lives
 
     def cut_while_let_go(self, locations: set[int]) -> None:
-        """A power cut decides whether these are gone: the store was about to let go of them, and has told nobody."""
+        """The end of a life decides whether these are gone: the store was about to let go of them and told nobody."""
         for name in [name for name, location in self.kept.items() if location in locations]:
             del self.kept[name]
             self.maybe_next.add(name)
@@ -84,9 +84,12 @@ class LogModel:
         for name in owed:
             self.maybe_next |= self.ever if name is None else {name}
 
-    def end_life(self, *, disk_failed: bool) -> None:
-        """Nobody knows a location any more. After a drop or a clearing that failed the disk may have done it or not."""
-        self._disk_failed |= disk_failed
+    def end_life(self, *, untold: bool) -> None:
+        """Nobody knows a location any more. After a drop that failed the disk may have done it or not.
+
+        `untold`: acknowledged records went, and the store could not say which.
+        """
+        self._went_untold |= untold
         self.maybe |= self.maybe_next | {name for name, _ in self.leaving}
         self.maybe_next = set()
         self.untold |= self.kept.keys()
@@ -121,10 +124,10 @@ class LogModel:
     def end_found(self) -> None:
         """The restart has told all, and no later one will tell more."""
         missing = self.untold - self.doubted
-        if missing and not self._reads_failed and not self._disk_failed and not self.lies:
+        if missing and not self._reads_failed and not self._went_untold and not self.lies:
             raise Violation(f"{len(missing)} records were acknowledged and are not found", min(missing, key=_order))
         self.maybe = set()
-        self._disk_failed = self._reads_failed = False
+        self._went_untold = self._reads_failed = False
         self.doubted &= self.kept.keys()
         self.untold = set()
 

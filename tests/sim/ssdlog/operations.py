@@ -117,6 +117,7 @@ class Callers:
             raise
         else:
             outcome = f"written at {location:#x}"
+            world.check_written(name, location)
             model.wrote(name, location)
         finally:
             world.note(outcome, name)

@@ -15,6 +15,7 @@ from flexkv_tiers.ssd import records, recovery, scan, store
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.log import Log
 from flexkv_tiers.ssd.owed import Owed
+from flexkv_tiers.ssd.recovery import Recovery
 from flexkv_tiers.ssd.segment import Disk, SegmentState
 from flexkv_tiers.ssd.stripe import Stripe
 from tests.sim.plant import Plant, planter
@@ -60,6 +61,16 @@ def _log_short_read_accepted(right: Any) -> Any:
             await reading.aclose()
 
     return read_record
+
+
+@_plant("a restart lets records into pages it marks as dead", (Recovery, "_count_scan"))
+def _log_record_put_where_dead(right: Any) -> Any:
+    def count_scan(self: Recovery, segment: Any, found: scan.Scan) -> None:
+        next_page = segment.next_page
+        right(self, segment, found)
+        segment.next_page = next_page
+
+    return count_scan
 
 
 class _NoSync:

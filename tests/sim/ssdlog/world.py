@@ -57,6 +57,7 @@ class LogWorld:
         self._directories = [root / str(number) for number in range(self.settings.directories)]
         self._ios: list[FaultyIo] = []
         self.recovery: asyncio.Task[None] | None = None
+        self._removed = False  # a segment at the end of this life, because its disk would not say what is dead in it
         self.store = self._make_store()
 
     def _make_names(self) -> tuple[list[BlockName], dict[bytes, tuple[int, ...]]]:
@@ -147,8 +148,11 @@ class LogWorld:
         """End a life as a daemon does."""
         self.closing = True
         self.note("close")
+        before = self._files()
         await self.store.close()
+        self._removed = bool(before - self._files())
         await self._end_life()
+        self.model.cut_while_let_go(self._condemned())
 
     async def crash(self) -> None:
         """Cut the power: what no sync covered is kept or lost page by page."""
@@ -159,14 +163,25 @@ class LogWorld:
         await asyncio.gather(*(io.crash(kept) for io in self._ios))
         await self.store.close()
         await self._end_life()
-        self.model.cut_while_let_go(let_go)
+        self.model.cut_while_let_go(let_go | self._condemned())
         self.model.cut_while_owed(owed)
+
+    def _files(self) -> set[Path]:
+        return {file for directory in self._directories for file in directory.glob("segment*")}
 
     def _being_let_go(self) -> set[int]:
         """Locations of the records in segments that are being emptied."""
         log = self.store._log  # nobody is told of these before they are gone
         emptied = [each for each in log.segments if each.state is SegmentState.RECLAIMING]
         return {log.table.location(slot) for segment in emptied for slot in log.live_slots(segment)}
+
+    def _condemned(self) -> set[int]:
+        """Locations of the records the store wanted to let go of, and its disk would not say that they are dead."""
+        if self.settings.harm is not Harm.FAULTS:
+            return set()
+        log = self.store._log
+        live = [(segment, slot) for segment in log.segments for slot in log.live_slots(segment)]
+        return {log.table.location(slot) for segment, slot in live if segment.dead.is_dead(log.table.place(slot)[1])}
 
     def _owed(self) -> list[BlockName | None]:
         """Whose records lie where the store could not get its disk to say that they are dead."""
@@ -178,8 +193,8 @@ class LogWorld:
 
     def end_life(self) -> None:
         """Nothing runs any more."""
-        failed = self.settings.harm is Harm.FAULTS and bool(self.store.status()["background_faults"])
-        self.model.end_life(disk_failed=failed)
+        self.model.end_life(untold=self._removed or bool(self.store.status()["records_let_go_unnamed"]))
+        self._removed = False
         if self.settings.harm is Harm.DAMAGE and self.chance.random() < 0.5:
             for what, doubted in damage(self.chance.choice(self._directories), self.chance):
                 self.note(what)
@@ -202,10 +217,24 @@ class LogWorld:
         except Violation as violation:  # raised here it would end the store's own task
             self.failure = violation
 
+    def restored(self) -> None:
+        if self.settings.harm is not Harm.FAULTS:
+            self.failure = Violation("a disk that was never full has room again")
+        self.note("restored")
+
     def appeared(self, batch: FoundBatch) -> None:
         raise Violation(f"{len(batch.blocks)} records appeared in a tier nobody else writes to")
 
     # ---------------------------------------------------------------- account
+
+    def check_written(self, name: BlockName, location: int) -> None:
+        """What holds of a record that was acknowledged just now: no start will pass it over."""
+        log = self.store._log
+        slot = log.table.slot(location)
+        assert slot is not None
+        index, page = log.table.place(slot)
+        if log.segments[index].dead.is_dead(page):
+            raise Violation("a record was written to a place that is marked dead", name)
 
     def check_limits(self) -> None:
         """What holds at every moment: the account adds up, the files stay within the capacity."""

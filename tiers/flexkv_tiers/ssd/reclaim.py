@@ -52,7 +52,7 @@ class Cleaner:
         self,
         number: int,
         log: Log,
-        stripe: Stripe,
+        stripes: Sequence[Stripe],
         roller: Roller,
         moving: dict[int, DiskFuture[None]],
         counts: Reclaimed,
@@ -62,7 +62,8 @@ class Cleaner:
         self._number = number
         self._log = log
         self._disk = log.disks[number]
-        self._stripe = stripe
+        self._stripes = stripes
+        self._stripe = stripes[number]
         self._roller = roller
         self._moving = moving
         self._counts = counts
@@ -177,9 +178,10 @@ class Cleaner:
         return any(self._stripe.owed.of(entry.block) for entry in entries if entry is not None)
 
     async def _kill_left(self, victim: Segment) -> bool:
-        """Make what is let go of dead wherever a restart would find it; False when the disk failed."""
+        """Make what is let go of dead wherever a restart would find it, in any directory; False when a disk failed."""
         places = [place for slot in self._log.live_slots(victim) for place in self._log.places(slot)]
-        outcomes = await asyncio.gather(*(self._stripe.kill(*place) for place in places), return_exceptions=True)
+        kills = [self._stripes[segment.disk].kill(segment, page) for segment, page in places]
+        outcomes = await asyncio.gather(*kills, return_exceptions=True)
         faults = [outcome for outcome in outcomes if isinstance(outcome, TierFault)]
         for fault in faults:
             self._failed(fault)

@@ -195,6 +195,8 @@ class Recovery:
             self._keep_entries(segment, footer)
         elif footer is not None:
             index.resume = is_newest and footer.is_clean and self._has_room(segment)
+            if not footer.is_clean:
+                self._bury_unnamed(segment, footer)
         else:
             segment.state = SegmentState.RECLAIMING  # to be cleared
 
@@ -212,6 +214,14 @@ class Recovery:
                 self._bury(segment, block, page)
         for run in found.unreadable:  # what this life does not know must not come up in a later one
             self._bury(segment, None, *(page for page in run if page // MAP_BIT_PAGES not in starts))
+        segment.next_page = max(segment.next_page, segment.dead.end)  # a record there would be born dead
+
+    def _bury_unnamed(self, segment: Segment, footer: Footer) -> None:
+        """Nothing but what the footer names is to be found: a life that loses the footer would scan the segment."""
+        starts = {page // MAP_BIT_PAGES for page in footer.rows["page"].tolist()}
+        pages = range(self.roller.layout.first_page, self.roller.layout.trailer_page, MAP_BIT_PAGES)
+        unsaid = (page for page in pages if page // MAP_BIT_PAGES not in starts and not segment.dead.is_dead(page))
+        self._bury(segment, None, *unsaid)
 
     def _bury(self, segment: Segment, block: BlockName | None, *pages: int) -> None:
         if pages:

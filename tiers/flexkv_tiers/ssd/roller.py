@@ -19,7 +19,9 @@ from flexkv_tiers.ssd.stripe import Stripe
 
 
 class Roller:
-    """`sealed` hears of every segment that was sealed, `failed` of every fault no caller is told."""
+    """`sealed` hears of every segment that was sealed, `failed` of every fault no caller is told, `restored` when a
+    disk that had no room for a segment took one: before that, free space may be a quota's.
+    """
 
     def __init__(
         self,
@@ -27,13 +29,16 @@ class Roller:
         stripes: Sequence[Stripe],
         sealed: Callable[[int], None],
         failed: Callable[[TierFault], None],
+        restored: Callable[[], None],
     ) -> None:
         self._log = log
         self._stripes = stripes
         self._sealed = sealed
         self._failed = failed
+        self._restored = restored
         self._background = Background("the SSD tier")  # segments being opened or sealed
         self._sealing: set[int] = set()  # exactly the segments whose seal runs, by index
+        self._full: set[int] = set()  # disks that did not take the last segment they were given
 
     @property
     def layout(self) -> Layout:
@@ -99,7 +104,11 @@ class Roller:
             if fault.fault is Fault.FULL:
                 stripe.cut = True
                 self._log.cut(number)
+                self._full.add(number)
             raise
+        if number in self._full:
+            self._full.remove(number)
+            self._restored()
         segment = self._log.add_segment(number, name, SegmentState.OPENING)
         stripe.files[segment.index] = file
         return segment

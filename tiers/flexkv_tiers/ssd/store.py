@@ -18,7 +18,7 @@ from pathlib import Path
 from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
 from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec, codec_status
-from flexkv_tiers.diskio import DiskFuture, DiskIo, open_disk_io, settle
+from flexkv_tiers.diskio import DiskFuture, DiskIo, nothing, open_disk_io, settle
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
@@ -94,7 +94,8 @@ class SsdStore:
         self._owed = Owed()
         self._stripes: list[Stripe] = []
         self._cleaners: list[Cleaner] = []
-        self._roller = Roller(self._log, self._stripes, self._sealed, self._failed)
+        restored = listener.restored if listener is not None else nothing
+        self._roller = Roller(self._log, self._stripes, self._sealed, self._failed, restored)
         self._moving: dict[int, DiskFuture[None]] = {}  # records that are being rewritten, by slot
         self._health = Health(len(self._directories), self._changed)
         self._mender = Mender(self._log, self._stripes, self._owed, self._health, self._failed, self._sealed)
@@ -130,7 +131,7 @@ class SsdStore:
             raise
         for number, stripe in enumerate(self._stripes):
             parts = self._roller, self._moving, self._reclaimed, self._lost, self._failed
-            self._cleaners.append(Cleaner(number, self._log, stripe, *parts))
+            self._cleaners.append(Cleaner(number, self._log, self._stripes, *parts))
             stripe.refused = self._mender.wake
         self._serving = True
 

@@ -93,19 +93,19 @@ async def _verify_segment(stripe: Stripe, index: int, met: Met) -> SegmentReport
     found = await read_index(stripe, segment, layout, lambda _fault: None)
     report.damaged["dead map"] += found.maps_damaged
     report.damaged["footer"] += found.footer_damaged
-    if found.footer is not None:
+    if found.scan is not None:
+        report.state = "open"
+        report.whole = len(found.scan.entries)
+        report.whole_bytes = sum(entry.pages for entry in found.scan.entries) * PAGE_BYTES
+        report.damaged["torn record"] += len(found.scan.torn)
+        report.damaged["unreadable"] += len(found.scan.unreadable)
+    elif found.footer is not None:
         report.state = "sealed"
         for entry in found.footer.entries():
             if segment.dead.is_dead(entry.page):
                 report.dead += 1
             else:
                 await _verify_record(stripe, segment, entry, report)
-    elif found.scan is not None:
-        report.state = "open"
-        report.whole = len(found.scan.entries)
-        report.whole_bytes = sum(entry.pages for entry in found.scan.entries) * PAGE_BYTES
-        report.damaged["torn record"] += len(found.scan.torn)
-        report.damaged["unreadable"] += len(found.scan.unreadable)
     report.damaged = +report.damaged  # only what there is
     return report
 
