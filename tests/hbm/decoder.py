@@ -165,7 +165,7 @@ class Decoder:
 
     def widen(self) -> int | None:
         """Let the request that misses most become resident; its load runs beside the steps."""
-        request = self.path.widen()
+        request = self.path.widen(self.path.take_counts())
         if request is not None:
             self._start_load(request)
         return request
@@ -191,6 +191,8 @@ class Decoder:
     def start_hot(self, request: int, text: int, tokens: int) -> None:
         """A request that starts hot: its full blocks are in the store, and none of them in frames."""
         self.attach(request, text, tokens)
+        while self.loads:
+            self.end_load(0)
         self.save_all()
         self.detach(request, save=False)
         pages = self.path.pool.pages

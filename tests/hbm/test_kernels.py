@@ -10,7 +10,7 @@ from flexkv_tiers.hbm.gather import Kernels
 from tests.hbm.cases import CASES, LARGE_CASES
 from tests.hbm.world import CPU, Case, World
 
-STEPS = 16
+STEPS = 12
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a device, it runs the kernels")
 
@@ -41,7 +41,7 @@ def take_steps(world: World, steps: int) -> None:
 def a_world(case: Case, seed: int, batch: int) -> World:
     world = World(case, seed, batch)
     world.let(reference)
-    world.let(Kernels([world.shape], CPU, parts=2))
+    world.let(Kernels([world.shape], CPU, programs=1))
     return world
 
 

@@ -8,7 +8,7 @@ from flexkv_tiers.hbm.newest import NewestBlocks
 from flexkv_tiers.hbm.pages import PagePool
 from flexkv_tiers.hbm.resident import ResidentPages
 from flexkv_tiers.hbm.steps import StepTables
-from tests.hbm.test_turnover import Turnover
+from tests.hbm.test_turnover import KINDS, Turnover
 
 
 def reuse_a_page_under_its_copy(monkeypatch):
@@ -43,17 +43,19 @@ def take_newest_rows_for_slots(monkeypatch):
 
 
 PLANTS = [
-    reuse_a_page_under_its_copy,
-    save_what_is_not_accepted,
-    believe_a_step_that_broke_off,
-    read_pages_that_were_given_up,
-    take_newest_rows_for_slots,
+    (reuse_a_page_under_its_copy, "tokens", 2),
+    (save_what_is_not_accepted, "tokens", 5),
+    (believe_a_step_that_broke_off, "speculation", 2),
+    (read_pages_that_were_given_up, "tokens", 4),
+    (take_newest_rows_for_slots, "compressed", 2),
 ]
+"""Each with a run that is known to meet it early."""
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_is_caught(plant, monkeypatch):
+@pytest.mark.parametrize(("plant", "kind", "seed"), PLANTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_is_caught(plant, kind, seed, monkeypatch):
     """With the bug planted a row comes back that is not its text's."""
     plant(monkeypatch)
+    turnover = Turnover(seed, **KINDS[kind])
     with pytest.raises(AssertionError, match="a wrong row"):
-        Turnover(1).run(600)
+        turnover.run(150)

@@ -107,9 +107,7 @@ def test_a_number_is_not_reused_under_a_running_save(decoder):
     ("code", "message"),
     [
         pytest.param(BAD_ARGUMENT, change(1, request=9), id="of a request that is not attached"),
-        pytest.param(BAD_MESSAGE, change(2), id="a version left out"),
         pytest.param(BAD_MESSAGE, change(0), id="an old version"),
-        pytest.param(BAD_MESSAGE, change(1, granted=[(2, 0, 0)]), id="a block that is still being written"),
         pytest.param(BAD_MESSAGE, change(1, granted=[(0, 2, 0)]), id="a chunk that is not there"),
         pytest.param(BAD_MESSAGE, change(1, granted=[(0, 0, -1)]), id="a negative frame"),
         pytest.param(BAD_MESSAGE, change(1, revoked=[(99, 0)]), id="a block beyond the tables"),

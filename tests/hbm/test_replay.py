@@ -63,16 +63,31 @@ def test_replays_end():
 
 
 def test_a_refusal_gives_up_only_the_step_that_rests_on_it():
-    """A page the daemon cannot bring in ends the waiting at once, for the step that asked for it and no other."""
+    """A refusal ends the waiting at once; one that comes when the step has succeeded, or twice, changes nothing."""
     step = Replays()
+    step.judge(False, [(2, 0)])
+    step.granted([(2, 0)])
+    step.judge(True, [])
+    assert not step.refused()
     step.judge(False, [(3, 0)])
-    assert not step.refused([(4, 0)])
-    assert step.refused([(4, 0), (3, 0)])
+    assert step.refused()
+    assert not step.refused()
     assert step.state is StepState.GIVEN_UP
     step.granted([(3, 0)])  # too late: the decision stands
     assert step.state is StepState.GIVEN_UP
     step.made_resident()
     assert step.state is StepState.READY
+
+
+def test_another_daemon_is_asked_for_everything():
+    """What was asked of a daemon that is gone is asked of the next, whether it had come in or not."""
+    step = Replays()
+    step.judge(False, [(3, 0), (5, 0)])
+    step.take_asks()
+    step.granted([(3, 0)])
+    step.ask_again()
+    assert step.take_asks() == [(3, 0), (5, 0)]
+    assert step.state is StepState.WAITING
 
 
 def test_another_ranks_absence_is_replayed_without_asking():

@@ -54,7 +54,7 @@ class Turnover:
     def daemon(self) -> None:
         decoder, chance = self.decoder, self.chance
         decoder.start_saves()
-        if decoder.saves and chance.random() < 0.6:
+        if decoder.saves and chance.random() < 0.4:
             outcomes = [SaveOutcome.STORED] * 8 + [SaveOutcome.THROTTLED, SaveOutcome.REFUSED]
             decoder.end_save(chance.randrange(len(decoder.saves)), chance.choice(outcomes))
         if decoder.loads and chance.random() < 0.5:

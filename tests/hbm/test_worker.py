@@ -11,6 +11,7 @@ from flexkv_tiers.hbm.pool import Admission, Stage
 from flexkv_tiers.hbm.replay import agree_oks, agree_versions
 from flexkv_tiers.hbm.worker import Outcome
 from tests.hbm.decoder import BLOCK_TOKENS, Decoder, select_some
+from tests.hbm.store import Store
 
 
 @pytest.fixture
@@ -82,8 +83,10 @@ def test_an_absent_step_is_replayed_once_when_its_pages_are_in(decoder):
     assert decoder.step([1], fill) == [Outcome.REPLAY]  # group 1 is absent in its turn
     assert decoder.path.take_asks() == [(1, (0, 1))]
     decoder.path.apply(decoder.store.grant(1, [(0, 1)]))
+    assert decoder.path.take_replayed() == []
     assert decoder.step([1], fill) == [Outcome.DONE]
     assert decoder.lengths[1] == 61
+    assert decoder.path.take_replayed() == [1]  # what was pinned for it may go
 
 
 def test_a_page_that_leaves_before_the_replay_is_asked_for_again(decoder):
@@ -130,6 +133,51 @@ def test_replays_end_in_residence_or_in_handing_back():
         decoder.check()
 
 
+def test_a_refused_page_is_the_end_of_waiting(decoder):
+    """What the daemon cannot bring in is made up for at once; a refusal that comes too late does nothing."""
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.step([1], fill)
+    assert decoder.path.refuse(1) is Outcome.LOAD
+    assert decoder.path.refuse(1) is None
+    assert decoder.path.refuse(7) is None
+    decoder._start_load(1)
+    decoder.end_load(0)
+    assert decoder.step([1], fill) == [Outcome.DONE]
+
+
+def test_a_block_that_others_saved_first_leaves_when_it_is_full(decoder):
+    """Granted while this request still writes it, a block stays in its page until its last token counts."""
+    decoder.attach(1, text=1, tokens=64)
+    decoder.save_all()
+    decoder.detach(1, save=False)
+    decoder.start_hot(2, text=1, tokens=60)  # the same text, one block and four tokens behind
+    decoder.path.apply(decoder.store.grant(2, [(7, 0), (7, 1)]))
+    assert 7 in decoder.path.pages(2)
+    decoder.grant_all(2)
+    for _ in range(4):
+        assert decoder.step([2], lambda request, shape, visible: [visible - 1, 56]) == [Outcome.DONE]
+    assert 7 not in decoder.path.pages(2)
+    decoder.start_saves()
+    assert decoder.saves == []
+    assert decoder.step([2], lambda *_: [63, 56, 64]) == [Outcome.DONE]
+
+
+def test_requests_outlive_their_daemon(decoder):
+    """On the old frames a request decodes on; attached to the next daemon it reads only what that one grants."""
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.grant_all(1)
+    assert decoder.step([1], fill) == [Outcome.DONE]
+    blocks, decoder.store = decoder.store.blocks, Store(decoder.path, 2, 64, decoder.store.frame_bytes)
+    decoder.store.blocks = blocks  # from SSD; the frames are others, and hold nothing yet
+    decoder.store.attach(1, 1)
+    decoder.path.disown(1)
+    decoder.path.joined(1, 3)
+    decoder.store.grants[1].version = 3
+    assert decoder.step([1], lambda *_: [20, 21, 40]) == [Outcome.REPLAY]
+    decoder.grant_all(1)
+    assert decoder.step([1], lambda *_: [20, 21, 40]) == [Outcome.DONE]
+
+
 def test_ranks_that_disagree_replay_together():
     """One rank lacks a row: both discard the sample, both replay, and their tables switch on the same step."""
     near, far = Decoder(), Decoder()
@@ -154,7 +202,9 @@ def test_ranks_that_disagree_replay_together():
         assert rank.finish([1], ran, [1], oks) == [Outcome.REPLAY]
         assert rank.lengths[1] == 60
     far.path.tables.groups[1].page_table[:, 0] = far.store.grants[1].frames[0, 1] * far.store.units
+    assert agree_oks([rank.path.ready([1]) for rank in (near, far)]) == [False]  # one is ready, the other waits
     far.path._attached[1].replays.granted([(0, 1)])
+    assert agree_oks([rank.path.ready([1]) for rank in (near, far)]) == [True]
     for rank in (near, far):
         assert rank.step([1], fill) == [Outcome.DONE]
         rank.check()
@@ -241,13 +291,33 @@ def test_the_request_that_misses_most_becomes_resident(decoder):
         assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
     decoder.end_load(0)
     assert decoder.path.pool.rooms[1].stage is Stage.RESIDENT
-    misses = decoder.path.tables.misses(decoder.path.pool.rooms[1].row)
+    decoder.path.take_counts()
     for _ in range(3):
         assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
-    assert decoder.path.tables.misses(decoder.path.pool.rooms[1].row) == misses
+    assert [count.misses for count in decoder.path.take_counts() if count.request == 1] == [0, 0]
     decoder.path.go_hot(1)
     assert decoder.path.pool.rooms[1].stage is Stage.HOT
     assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
+
+
+def test_a_block_is_loaded_while_its_old_page_is_still_being_saved(decoder):
+    """Two copies of one block, each with a page of its own: the save reads the old one to its end."""
+    decoder.attach(1, text=1, tokens=64)
+    decoder.save_all()
+    decoder.detach(1, save=False)
+    decoder.start_hot(2, text=1, tokens=60)
+    decoder.grant_all(2)  # the eighth block too, that the other request saved
+    decoder.path.apply(decoder.store.grant(2, [], revoked=[(7, 0)]))
+    for _ in range(4):
+        decoder.step([2], fill)
+    decoder.start_saves()
+    assert [order.block for order, _ in decoder.saves] == [7]
+    decoder.grant_all(2)  # it leaves its page, under the save
+    decoder.step([2], lambda *_: [56, 57, 58])
+    assert decoder.widen() == 2
+    decoder.end_load(0)
+    decoder.end_save(0, SaveOutcome.STORED)
+    assert decoder.step([2], lambda *_: [56, 57, 63]) == [Outcome.DONE]
 
 
 def test_a_failed_widening_leaves_the_request_hot(decoder):

@@ -27,7 +27,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="where there 
 @interpreted
 def test_a_request_on_the_kernels():
     """A hot request decodes over the interpreted kernels: absent in both groups, replayed, and every row right."""
-    decoder = Decoder(requests=1, queries=2, kernels=lambda made: Kernels(made, CPU, parts=2))
+    decoder = Decoder(requests=1, queries=2, kernels=lambda made: Kernels(made, CPU, programs=1))
     decoder.start_hot(1, text=1, tokens=60)
     some = select_some(random.Random(4))
     outcomes = decoder.step([1], lambda *_: [0, 9, 3, 9, -1, 61])
@@ -44,7 +44,7 @@ def test_a_turnover_on_the_kernels():
     """Requests come, go hot, are absent and replayed over the interpreted kernels, every row right."""
     turnover = Turnover(5, queries=2)
     turnover.decoder = Decoder(
-        3, 20, 14, queries=2, frames=40, replays_max=3, kernels=lambda made: Kernels(made, CPU, parts=2)
+        3, 20, 14, queries=2, frames=40, replays_max=3, kernels=lambda made: Kernels(made, CPU, programs=1)
     )
     turnover.run(120)
     assert turnover.seen["hot"]

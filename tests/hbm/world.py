@@ -260,7 +260,7 @@ class World:
 
     def _open(self, request: int) -> None:
         block = self.shape.tokens_per_block
-        length = self.chance.randint(0, self.tokens_max - 3 * block)
+        length = self._first_length()
         managed = self.chance.random() < 0.5
         self.lengths[request] = length
         self.newest_first[request] = length // block * block if managed else UNMANAGED
@@ -271,6 +271,13 @@ class World:
             copyist.group.open(request)
             copyist.group.page_table[request] = torch.tensor(self.pages(request))
         self._write_unsaved(request)
+
+    def _first_length(self) -> int:
+        """Any, one that fits into the slots, or one that soon will not."""
+        most = self.tokens_max - 3 * self.shape.tokens_per_block
+        fitting = min(most, self.shape.slots * self.shape.tokens_per_id - self.shape.limits.queries)
+        soon = max(0, fitting - self.chance.randint(0, 6 * self.shape.limits.queries * self.shape.tokens_per_id))
+        return self.chance.choice([self.chance.randint(0, most), self.chance.randint(0, fitting), soon])
 
     def _write_unsaved(self, request: int) -> None:
         """What prefill left of the page being written."""

@@ -1,6 +1,6 @@
 """What the host refuses before a step: sizes, types, requests that are not attached, ids out of range.
 
-Owns the refusals only. Called by `graph` before a step is launched or captured. On CPU the ids themselves
+Owns the refusals only. Called by `steps` before a step is launched or captured. On CPU the ids themselves
 are looked at; a device's are not, for that would wait for it: there *plan* refuses the request (its `ok`
 falls and REFUSED is counted), so that no wrong row is ever named.
 """

@@ -32,12 +32,15 @@ from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 _WORD_TENSORS = {"cells", "bases", "rows"}
 """int64 arguments; all other tensors are int32, but for the order of slots."""
 
-_LOAD = re.compile(r"\bld\.global\S*?((?:\.v\d)?\.b\d+)\b")
+_ACCESS = re.compile(r"\b(ld|st)\.global\S*?((?:\.v\d)?\.b\d+)\b")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one architecture. `loads` counts global loads in its PTX by width (`.v2.b64` is 16 bytes)."""
+    """One kernel for one architecture. `loads` counts global loads in its PTX by width (`.v2.b64` is 16 bytes).
+
+    `loads_in_flight` are those that come before its first store.
+    """
 
     name: str
     arch: int
@@ -45,6 +48,7 @@ class Compiled:
     spill_bytes: int
     shared_bytes: int
     loads: dict[str, int]
+    loads_in_flight: dict[str, int]
 
 
 def shape_for(row_bytes: int, *, slots: int, selected: int, queries: int = 1, rows_per_id: int = 1) -> GroupShape:
@@ -96,11 +100,21 @@ def _compile(name: str, kernel: Any, constants: dict[str, int], arch: int, warps
     source = ASTSource(kernel, signature, constants, attributes)
     made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
     registers, spill_bytes = _usage(made.asm["cubin"])
-    return Compiled(name, arch, registers, spill_bytes, made.metadata.shared, dict(_loads(made.asm["ptx"])))
+    accesses = _ACCESS.findall(made.asm["ptx"])
+    stores = [at for at, (kind, _) in enumerate(accesses) if kind == "st"]
+    return Compiled(
+        name,
+        arch,
+        registers,
+        spill_bytes,
+        made.metadata.shared,
+        _loads(accesses),
+        _loads(accesses[: stores[0]] if stores else accesses),
+    )
 
 
-def _loads(ptx: str) -> Counter[str]:
-    return Counter(_LOAD.findall(ptx))
+def _loads(accesses: list[tuple[str, str]]) -> dict[str, int]:
+    return dict(Counter(width for kind, width in accesses if kind == "ld"))
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:

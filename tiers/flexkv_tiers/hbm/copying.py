@@ -1,11 +1,12 @@
 """The *copy* and *commit* kernels: bring the planned misses of one layer and plane into the hot buffer.
 
-*copy* runs several programs per request, each over every n-th tile of rows, so that a small batch fills the bus
-too. A tile's rows are all on their way before the first is stored, and each row in two parts, the largest power
-of two of its words and the rest, because tensors have sizes of powers of two: 656 bytes are 512 and 144. Loads
-from host memory are 16 bytes wide whatever the row's length. Rows of whole words that are no multiple of 16
-(584) begin in the middle of 16 bytes every other time: there the load begins at the 16 bytes before, and the
-store, in HBM, is of 8 bytes. `gather` launches both.
+*copy* shares its programs among the requests that are really there, as the device says, each over every n-th tile
+of a request's rows: a small batch fills the bus too, however large the captured one is. A tile's rows are all on
+their way before the first is stored, and each row in two parts, the largest power of two of its words and the rest,
+because tensors have sizes of powers of two: 656 bytes are 512 and 144. Loads from host memory are 16 bytes wide
+whatever the row's length. Rows of whole words that are no multiple of 16 (584) begin in the middle of 16 bytes
+every other time: there the load begins at the 16 bytes before, and the store, in HBM, is of 8 bytes. `gather`
+launches both.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ def copy_kernel(
     PICKS: tl.constexpr, PER_BLOCK: tl.constexpr, ROWS_PER_ID: tl.constexpr, ROW_BYTES: tl.constexpr,
     HEAD: tl.constexpr, TAIL: tl.constexpr, TILE: tl.constexpr,
 ):
-    """Program (row, part). `rows` int64 [slots, ROWS_PER_ID · ROW_BYTES / 8]; `offset` bytes of row 0 in a frame."""
-    row = tl.program_id(0)
-    if row < tl.load(batch):
+    """Programs go to requests in turn. `rows` int64 [slots, words of a slot]; `offset` bytes of row 0 in a frame."""
+    real = tl.maximum(tl.load(batch), 1)  # where there is none, a padded row's miss count is 0
+    row, part, parts = tl.program_id(0) % real, tl.program_id(0) // real, tl.num_programs(0) // real
+    if part < parts:
         total = tl.load(miss_count + row) * ROWS_PER_ID
         miss_id, miss_slot, miss_frame = miss_id + row * PICKS, miss_slot + row * PICKS, miss_frame + row * PICKS
-        for start in range(tl.program_id(1) * TILE, total, tl.num_programs(1) * TILE):
+        start = part * TILE
+        while start < total:  # a range of tensors is more than some releases' interpreters can do
             unit = start + tl.arange(0, TILE)
             wanted = unit < total
             each = tl.load(miss_id + unit // ROWS_PER_ID, mask=wanted, other=0)
@@ -42,6 +45,7 @@ def copy_kernel(
                 _copy_rows(source, target, wanted, ROW_BYTES // 8, HEAD, TAIL)
             else:
                 _copy_shifted_rows(source, target, wanted, ROW_BYTES // 8, HEAD, TAIL)
+            start += parts * TILE
 
 
 @triton.jit

@@ -27,10 +27,10 @@ COPY_TILE = 16
 """Rows a copy program has on their way at once: 10 KB of 656-byte rows."""
 
 COPY_PROGRAMS = 256
-"""Copy programs of a launch where the batch is small: about two for each multiprocessor."""
+"""Copy programs of a launch, about two for each multiprocessor, shared by the requests of the batch."""
 
-COPY_PARTS = (4, 32)
-"""Fewest and most programs per request: 4 are 42 KB on their way even at batch 1, more than 32 find nothing to do."""
+COPY_PROGRAMS_EACH = 4
+"""But never fewer per request: 4 are 42 KB on their way."""
 
 PLAN_WARPS, COPY_WARPS = 16, 4
 
@@ -38,32 +38,29 @@ PLAN_WARPS, COPY_WARPS = 16, 4
 class Scratch:
     """What a plan needs within a launch and nobody afterwards; one for all groups planned on one stream.
 
-    `cells` int64 [batch_max, 2**bits] is empty between launches. The rest is int32 and means nothing then.
+    `cells` int64 [batch_max · 2**bits] is empty between launches. `notes` int32 holds per row of the batch the slot
+    of each cell, each pick's cell, the misses' victims, and the slots in LRU order; it means nothing in between.
     """
 
     def __init__(self, shapes: Sequence[GroupShape], device: torch.device) -> None:
         batch = max(shape.limits.batch_max for shape in shapes)
-        picks = max(shape.picks for shape in shapes)
-        slots = max(shape.slots for shape in shapes)
-        cell_count = 1 << cell_bits(picks)
+        cell_count = 1 << max(cell_bits(shape.picks) for shape in shapes)
+        notes = max((1 << cell_bits(shape.picks)) + 2 * shape.picks + shape.slots for shape in shapes)
         empty = torch.iinfo(torch.int64).max
         self.cells = torch.full((batch * cell_count,), empty, dtype=torch.int64, device=device)
-        self.cell_slot = torch.zeros(batch * cell_count, dtype=torch.int32, device=device)
-        self.pick_cell = torch.zeros(batch * picks, dtype=torch.int32, device=device)
-        self.walk = torch.zeros(batch * slots, dtype=torch.int32, device=device)
-        self.victims = torch.zeros(batch * picks, dtype=torch.int32, device=device)
+        self.notes = torch.zeros(batch * notes, dtype=torch.int32, device=device)
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in vars(self).values())
+        return self.cells.nbytes + self.notes.nbytes
 
 
 class Kernels:
-    """`reference`'s three functions, on a device. `parts` are the copy programs per request (None: by the batch)."""
+    """`reference`'s three functions, on a device. `programs` copy at a time, at least one for each row of a batch."""
 
-    def __init__(self, shapes: Sequence[GroupShape], device: torch.device, parts: int | None = None) -> None:
+    def __init__(self, shapes: Sequence[GroupShape], device: torch.device, programs: int = COPY_PROGRAMS) -> None:
         self.scratch = Scratch(shapes, device)
-        self.parts = parts or copy_parts(max(shape.limits.batch_max for shape in shapes))
+        self.programs = max(programs, COPY_PROGRAMS_EACH * max(shape.limits.batch_max for shape in shapes))
 
     def plan(self, requests: RequestTables, group: GroupTables, topk: torch.Tensor) -> None:
         """As `reference.plan`; one program per row of the batch."""
@@ -74,16 +71,16 @@ class Kernels:
             requests.absent_group, requests.absent_count, requests.absent_ids,
             group.slot_position, group.order, group.page_table, group.planned_length, group.heat, group.counters,
             topk, group.slots, group.newest_slot, group.miss_count, group.miss_id, group.miss_slot, group.miss_frame,
-            scratch.cells, scratch.cell_slot, scratch.pick_cell, scratch.walk, scratch.victims,
+            scratch.cells, scratch.notes,
             **plan_constants(shape, requests.absent_ids.shape[1]), num_warps=PLAN_WARPS,
         )
         # fmt: on
 
     def copy(self, requests: RequestTables, group: GroupTables, layer: int, plane: int) -> None:
-        """As `reference.copy`; some programs per request."""
+        """As `reference.copy`; the programs are shared by the requests of the batch."""
         # fmt: off
         shape, segments = group.shape, requests.segments
-        copy_kernel[(shape.limits.batch_max, self.parts)](
+        copy_kernel[(self.programs,)](
             requests.batch, group.miss_count, group.miss_id, group.miss_slot, group.miss_frame,
             segments.bases, segments.units, group.rows[plane][layer].view(torch.int64),
             shape.planes[plane].offsets[layer], **copy_constants(shape, plane), num_warps=COPY_WARPS,
@@ -131,12 +128,6 @@ def copy_constants(shape: GroupShape, plane: int) -> dict[str, int]:
         "TAIL": triton.next_power_of_2(words - head) if words > head else 0,
         "TILE": COPY_TILE,
     }
-
-
-def copy_parts(batch_max: int) -> int:
-    """Copy programs per request."""
-    fewest, most = COPY_PARTS
-    return max(fewest, min(most, COPY_PROGRAMS // batch_max))
 
 
 def cell_bits(picks: int) -> int:

@@ -48,20 +48,17 @@ class GrantedPages:
         """Newest version received, in effect or not."""
         return self._held[-1].version if self._held else self.version
 
-    def receive(self, change: PagesChange, full_blocks: int) -> None:
-        """Hold a version back until `switch`; the request has `full_blocks` blocks that can be anywhere but in HBM.
+    def receive(self, change: PagesChange) -> None:
+        """Hold a version back until `switch`.
 
         Raises FlexKVError(BAD_MESSAGE) for a version that cannot follow, or names what the request has not.
         """
-        expected = self.received + 1
-        if change.version != expected:
-            raise self._refuse(f"version {change.version} of its pages came where {expected} follows")
+        if change.version <= self.received:
+            raise self._refuse(f"version {change.version} of its pages came after {self.received}")
         if len(self._held) == VERSIONS_HELD_MAX:
             raise self._refuse(f"{VERSIONS_HELD_MAX} versions of its pages wait to take effect: step, or detach it")
         for block, chunk, frame in change.granted:
             self._check(block, chunk)
-            if block >= full_blocks:
-                raise self._refuse(f"a frame was granted for block {block}, but only {full_blocks} are full")
             if frame < 0:
                 raise self._refuse(f"frame {frame} was granted for block {block}: frames count from 0")
         for block, chunk in change.revoked:
@@ -83,6 +80,15 @@ class GrantedPages:
             self.version = change.version
             changes.append(change)
         return changes
+
+    def disown(self) -> list[Part]:
+        """Nothing is granted or held any more, and versions begin anew. Returns what was granted."""
+        parts = list(self.frames)
+        self.frames.clear()
+        self._chunks.clear()
+        self._held.clear()
+        self.version = 0
+        return parts
 
     def is_covered(self, block: int) -> bool:
         """Every chunk of the block lies in a granted frame."""

@@ -23,7 +23,7 @@ def plan_kernel(
     batch, request_of, length, newest_first, ok, absent_group, absent_count, absent_ids,
     slot_position, order, page_table, planned_length, heat, counters,
     topk, slots, newest_slot, miss_count, miss_id, miss_slot, miss_frame,
-    cells, cell_slot, pick_cell, walk, victims,
+    cells, notes,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr, NEWEST: tl.constexpr,
     PER_ID: tl.constexpr, PARTIAL: tl.constexpr, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     ABSENT_STRIDE: tl.constexpr, CELL_BITS: tl.constexpr, PICK_TILE: tl.constexpr, SLOT_TILE: tl.constexpr,
@@ -42,8 +42,7 @@ def plan_kernel(
             planned_length + request, heat + request * BLOCKS, counters + request * 4,
             topk + row * PICKS, slots, newest_slot, miss_count,
             miss_id + row * PICKS, miss_slot + row * PICKS, miss_frame + row * PICKS, request * (SLOTS + NEWEST),
-            cells + row * (1 << CELL_BITS), cell_slot + row * (1 << CELL_BITS), pick_cell + row * PICKS,
-            walk + row * SLOTS, victims + row * PICKS,
+            cells + row * (1 << CELL_BITS), notes + row * ((1 << CELL_BITS) + 2 * PICKS + SLOTS),
             GROUP, QUERIES, PICKS, SLOTS, NEWEST, PER_ID, PARTIAL, PER_BLOCK, BLOCKS, CELL_BITS, PICK_TILE, SLOT_TILE,
         )
     else:
@@ -55,12 +54,15 @@ def _plan_request(
     tokens, newest_first, ok, absent_group, absent_count, absent_ids,
     slot_position, order, page_table, planned_length, heat, counters,
     topk, slots, newest_slot, miss_count, miss_id, miss_slot, miss_frame, base,
-    cells, cell_slot, pick_cell, walk, victims,
+    cells, cell_slot,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr, NEWEST: tl.constexpr,
     PER_ID: tl.constexpr, PARTIAL: tl.constexpr, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     CELL_BITS: tl.constexpr, PICK_TILE: tl.constexpr, SLOT_TILE: tl.constexpr,
 ):
     """The phases of one request's step; all pointers are this request's own. `base` is its first slot number."""
+    pick_cell = cell_slot + (1 << CELL_BITS)
+    victims = pick_cell + PICKS
+    walk = victims + PICKS
     _bind_written(planned_length, slot_position, tokens, QUERIES, SLOTS, PER_ID, PARTIAL)
     first = tl.minimum(tokens, newest_first) // PER_ID
     visible = tl.minimum(_visible_ids(tokens + QUERIES, PER_ID, PARTIAL), BLOCKS * PER_BLOCK)

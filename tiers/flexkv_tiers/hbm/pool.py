@@ -34,6 +34,13 @@ class Stage(Enum):
     """HOT, while a load brings in everything that is not in pages; then RESIDENT."""
 
 
+class Use(Enum):
+    """What a copy does with a page. One block may have one of each: its old page saved, its new one loaded."""
+
+    SAVE = "save"
+    LOAD = "load"
+
+
 class Admission(Enum):
     """What became of a request that wants room."""
 
@@ -99,7 +106,7 @@ class HotPool:
         self.pages = PagePool(limits.page_count)
         self.rooms: dict[int, Room] = {}
         self._free_rows = list(reversed(range(limits.requests_max)))
-        self._copies: dict[tuple[int, int], int] = {}  # (request, block) → page, for every running copy of a block
+        self._copies: dict[tuple[int, int, Use], int] = {}  # (request, block, use) → page, of every running copy
 
     def admit(self, request: int, blocks: int, cached_blocks: int) -> tuple[Admission, list[Change]]:
         """Give a request a row and pages for `blocks` blocks; the first `cached_blocks` are in the cache.
@@ -186,7 +193,7 @@ class HotPool:
         """Nothing writes to these blocks' pages any more; `whole`: their rows are all there."""
         blocks = tuple(blocks)
         for block in blocks:
-            self.copy_ended(request, block)
+            self.copy_ended(request, block, Use.LOAD)
         room = self.rooms.get(request)
         if room is None:
             return []
@@ -216,21 +223,21 @@ class HotPool:
         """A chunk of the block was revoked: where the block is in a page it stays there."""
         self.rooms[request].covered.discard(block)
 
-    def copy_started(self, request: int, block: int) -> int:
+    def copy_started(self, request: int, block: int, use: Use) -> int:
         """A copy uses the block's page from now on. Returns the page; it is not reused before `copy_ended`."""
         page = self.rooms[request].pages[block]
-        assert (request, block) not in self._copies
-        self._copies[request, block] = page
+        assert (request, block, use) not in self._copies
+        self._copies[request, block, use] = page
         self.pages.copy_started(page)
         return page
 
-    def copy_ended(self, request: int, block: int) -> None:
+    def copy_ended(self, request: int, block: int, use: Use) -> None:
         """The copy ended, whatever became of the request."""
-        self.pages.copy_ended(self._copies.pop((request, block)))
+        self.pages.copy_ended(self._copies.pop((request, block, use)))
 
     def is_fenced(self, request: int) -> bool:
         """True while a copy still uses a page of this request, which may itself be gone."""
-        return any(owner == request for owner, _ in self._copies)
+        return any(owner == request for owner, _, _ in self._copies)
 
     def remove(self, request: int) -> int:
         """End a request: its row is free, its pages as soon as no copy reads them. Returns the row."""
@@ -253,7 +260,7 @@ class HotPool:
             assert bool(room.loading) == (room.stage in {Stage.LOADING, Stage.WIDENING})
             if room.stage is not Stage.HOT:
                 assert len(room.pages) == room.blocks, "a resident request has a block outside its pages"
-                assert all((request, block) in self._copies for block in room.loading)
+                assert all((request, block, Use.LOAD) in self._copies for block in room.loading)
             else:
                 assert not room.releasable, "a hot request keeps a page that it could give up"
 
@@ -277,13 +284,13 @@ class HotPool:
     def _yield_of(self, request: int) -> int:
         """Pages that are free at once when the request goes hot: those that no copy reads."""
         room = self.rooms[request]
-        return sum((request, block) not in self._copies for block in room.releasable)
+        return sum((request, block, Use.SAVE) not in self._copies for block in room.releasable)
 
     def _start_load(self, request: int, blocks: Sequence[int]) -> None:
         room = self.rooms[request]
         room.stage, room.loading = (Stage.LOADING if blocks else Stage.RESIDENT), tuple(blocks)
         for block in blocks:
-            self.copy_started(request, block)
+            self.copy_started(request, block, Use.LOAD)
 
     def _go_hot(self, request: int) -> Change:
         room = self.rooms[request]
@@ -307,7 +314,7 @@ class HotPool:
             raise FlexKVError(
                 ErrorCode.BAD_ARGUMENT, f"request {request} is attached already: detach it first, or take a free number"
             )
-        if any(owner == request for owner, _ in self._copies):
+        if self.is_fenced(request):
             raise FlexKVError(
                 ErrorCode.BAD_ARGUMENT,
                 f"request {request} has ended, but a copy still uses its pages: take another number",

@@ -1,7 +1,7 @@
 """The step of the row path in plain torch: the CPU path, and the oracle the kernels must equal bit for bit.
 
 Owns the semantics (docs/row-path.md states them in words). The step is that of HiSparse (SGLang 0.5.23),
-with duplicates loaded once, every output cell written, and absent rows refused. Called by `graph` on CPU
+with duplicates loaded once, every output cell written, and absent rows refused. Called by `steps` on CPU
 and by tests; `gather` has the same three functions for a device.
 """
 

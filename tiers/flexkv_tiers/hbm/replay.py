@@ -40,7 +40,7 @@ class Replays:
 
     def __init__(self, replays_max: int = REPLAYS_MAX) -> None:
         self.replay_count = 0
-        """Replays of the present step so far."""
+        """Replays of the present step so far, the one that is due included."""
         self.state = StepState.READY
         self._replays_max = replays_max
         self._asked: dict[Part, bool] = {}
@@ -81,12 +81,18 @@ class Replays:
                 self._want(part)
         self._settle()
 
-    def refused(self, parts: Iterable[Part]) -> bool:
-        """The daemon cannot bring these in. True when the step rests on one of them: then it is given up."""
-        if self.state is StepState.GIVEN_UP or not any(part in self._asked for part in parts):
+    def refused(self) -> bool:
+        """What was asked for will not come. True when the step rests on it, and is given up; else it came too late."""
+        if self.state is StepState.GIVEN_UP or not self.replay_count:
             return False
         self.give_up()
         return True
+
+    def ask_again(self) -> None:
+        """Nothing that was asked for is in, or on its way: the daemon is another one."""
+        for part in self._asked:
+            self._want(part)
+        self._settle()
 
     def give_up(self) -> None:
         """The step cannot run as things are: its rows are made resident, or the request is handed back."""

@@ -15,7 +15,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.checks import check_attached
 from flexkv_tiers.hbm.granted import GrantedPages, PagesChange
 from flexkv_tiers.hbm.newest import NewestBlocks, SaveOutcome
-from flexkv_tiers.hbm.pool import Admission, Change, HotPool, PoolLimits, Stage
+from flexkv_tiers.hbm.pool import Admission, Change, HotPool, PoolLimits, Stage, Use
 from flexkv_tiers.hbm.replay import REPLAYS_MAX, Part, Replays, StepState
 from flexkv_tiers.hbm.reports import HeatEntry, HeatReports
 from flexkv_tiers.hbm.steps import StepTables
@@ -28,6 +28,16 @@ class SaveOrder:
     request: int
     block: int
     page: int
+
+
+@dataclass(frozen=True, slots=True)
+class HotCount:
+    """Rows that one group selected through the hot buffer: found there, and fetched."""
+
+    request: int
+    group: int
+    hits: int
+    misses: int
 
 
 @dataclass(slots=True)
@@ -55,7 +65,7 @@ class Requests:
         self._tokens_per_block = next(iter(tables.groups.values())).shape.tokens_per_block
         self._attached: dict[int, Attached] = {}
         self._batch: list[int] | None = None  # requests of the step under way, in batch order; None between steps
-        self._misses: dict[int, int] = {}  # of attached requests, at the last `widen`
+        self._replayed: list[int] = []  # of attached requests, those whose replay succeeded and was not told yet
         self._acks: deque[tuple[int, int, Callable[[], bool]]] = deque()
 
     def attach(self, request: int, tokens: int, cached_blocks: int = 0) -> Admission:
@@ -88,7 +98,7 @@ class Requests:
                 ErrorCode.BAD_ARGUMENT,
                 f"request {request} has no pages for {tokens} more tokens: attach with its length",
             )
-        attached.newest.commit(tokens)
+        self._lengthen(request, tokens)
         self.tables.set_length(room.row, attached.newest.length)
 
     def pages(self, request: int) -> dict[int, int]:
@@ -125,17 +135,17 @@ class Requests:
         if self.pool.rooms[request].stage is Stage.RESIDENT:
             self._write([self.pool.go_hot(request)])
 
-    def widen(self) -> int | None:
+    def widen(self, counts: Sequence[HotCount]) -> int | None:
         """Of the hot requests, let the one become resident that misses most per page this takes, if pages are free.
 
-        Returns the request, whose `loading` is to be loaded while it goes on; None if there is none. Call it every
-        `report_steps` steps: on a device it waits for the counters, and misses count from one call to the next.
+        `counts` are those of the last steps (`take_counts`). Returns the request, whose `loading` is to be loaded while
+        it goes on; None if there is none.
         """
         self._check_between_steps()
-        misses = {request: self.tables.misses(self._row(request)) for request in self._attached}
-        fresh = {request: count - self._misses.get(request, 0) for request, count in misses.items()}
-        self._misses = misses
-        request = self.pool.choose_wider(fresh)
+        misses: dict[int, int] = {}
+        for count in counts:
+            misses[count.request] = misses.get(count.request, 0) + count.misses
+        request = self.pool.choose_wider(misses)
         if request is not None:
             self.pool.widen(request)
         return request
@@ -152,7 +162,7 @@ class Requests:
         row = self.pool.remove(request)
         self.tables.close(row)
         del self._attached[request]
-        self._misses.pop(request, None)  # its number may come back, with counters from 0
+        self._replayed = [each for each in self._replayed if each != request]
         return orders
 
     def take_saves(self) -> list[SaveOrder]:
@@ -164,7 +174,7 @@ class Requests:
 
     def save_ended(self, request: int, block: int, outcome: SaveOutcome) -> None:
         """The save reads the page no more. To be told for a detached request, too."""
-        self.pool.copy_ended(request, block)
+        self.pool.copy_ended(request, block, Use.SAVE)
         if request in self._attached:
             self._attached[request].newest.ended(block, outcome)
 
@@ -174,8 +184,21 @@ class Requests:
         Raises FlexKVError(BAD_ARGUMENT) for a request that is not attached, BAD_MESSAGE for pages it cannot have.
         """
         check_attached(change.request, list(self._attached))
-        attached = self._attached[change.request]
-        attached.granted.receive(change, attached.newest.full_blocks)
+        self._attached[change.request].granted.receive(change)
+
+    def joined(self, request: int, version: int) -> None:
+        """The daemon has attached the request to a table of this version, which other ranks may have brought on."""
+        self._of(request).granted.version = version
+
+    def disown(self, request: int) -> None:
+        """The daemon that granted this request's frames is gone, and it is to be attached anew: nothing is granted.
+
+        Until then it may go on reading the old frames, which stay as they are. What its step waits for is asked again.
+        """
+        self._check_between_steps()
+        attached = self._of(request)
+        self._put_into_effect(attached, PagesChange(request, 0, (), tuple(attached.granted.disown())))
+        attached.replays.ask_again()
 
     def received(self, requests: Sequence[int]) -> list[int]:
         """Newest version received per request: what `agree_versions` is told."""
@@ -196,10 +219,6 @@ class Requests:
         self.receive(change)
         self.switch()
 
-    def refuse(self, request: int, parts: Sequence[Part]) -> bool:
-        """The daemon cannot bring these parts in. True when the request's step rests on one: then hand it back."""
-        return request in self._attached and self._attached[request].replays.refused(parts)
-
     def take_acks(self) -> list[tuple[int, int]]:
         """(request, version) that no step under way can see the predecessor of; to be sent to the daemon."""
         taken = []
@@ -214,8 +233,23 @@ class Requests:
             (request, part) for request, attached in self._attached.items() for part in attached.replays.take_asks()
         ]
 
+    def take_replayed(self) -> list[int]:
+        """Requests whose step succeeded after replays: the daemon need not pin what they asked for any longer."""
+        replayed, self._replayed = self._replayed, []
+        return replayed
+
+    def take_counts(self) -> list[HotCount]:
+        """Hits and misses per request and group since the last call. Waits for a device: call it rarely."""
+        self._check_between_steps()
+        counts = []
+        for request in self._attached:
+            for group, hits, misses in self.tables.take_counts(self._row(request)):
+                counts.append(HotCount(request, group, hits, misses))
+        return counts
+
     def take_heat(self) -> list[tuple[int, HeatEntry]]:
         """(request, entry) of the report that has landed; starts the next. Call every `report_steps` steps."""
+        self._check_between_steps()
         owner = {room.row: request for request, room in self.pool.rooms.items()}
         entries = [(owner[entry.row], entry) for entry in self.reports.take() if entry.row in owner]
         if not self.reports.is_under_way:
@@ -246,7 +280,8 @@ class Requests:
         for request, attached in self._attached.items():
             room = self.pool.rooms[request]
             self.tables.check(room.row, attached.newest.length, room.readable, attached.granted.frames)
-            covered = {block for block in range(room.blocks) if attached.granted.is_covered(block)}
+            full = range(attached.newest.full_blocks)
+            covered = {block for block in full if attached.granted.is_covered(block)}
             assert covered == room.covered, "what may leave its page is not what the daemon's frames cover"
 
     def _put_into_effect(self, attached: Attached, change: PagesChange) -> None:
@@ -255,11 +290,24 @@ class Requests:
         attached.replays.revoked(change.revoked)
         attached.replays.granted((block, chunk) for block, chunk, _ in change.granted)
         for block in dict.fromkeys([*(block for block, _ in change.revoked), *(grant[0] for grant in change.granted)]):
-            if attached.granted.is_covered(block):
-                left = self.pool.cover(request, block)
-                self._write([left] if left else [])
-            else:
+            if not attached.granted.is_covered(block):
                 self.pool.uncover(request, block)
+            elif block < attached.newest.full_blocks:
+                self._cover(request, block)
+
+    def _lengthen(self, request: int, tokens: int) -> None:
+        """So many more tokens count. Others may have saved the same block before: then it is granted already."""
+        attached = self._attached[request]
+        full = attached.newest.full_blocks
+        attached.newest.commit(tokens)
+        for block in range(full, attached.newest.full_blocks):
+            if attached.granted.is_covered(block):
+                self._cover(request, block)
+
+    def _cover(self, request: int, block: int) -> None:
+        left = self.pool.cover(request, block)
+        if left is not None:
+            self._write([left])
 
     def _write(self, changes: Sequence[Change]) -> None:
         """Put decisions of the pool into the tables; between steps, so that the next step sees them whole."""
@@ -272,7 +320,7 @@ class Requests:
         orders = []
         for block in blocks:
             if block in self.pool.rooms[request].pages:
-                orders.append(SaveOrder(request, block, self.pool.copy_started(request, block)))
+                orders.append(SaveOrder(request, block, self.pool.copy_started(request, block, Use.SAVE)))
             else:  # granted meanwhile: someone else has saved the same block
                 self._attached[request].newest.ended(block, SaveOutcome.STORED)
         return orders

@@ -21,7 +21,7 @@ from flexkv_tiers.hbm.graph import Copies, HostCopies, SideCopies
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.resident import ResidentPages
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits
-from flexkv_tiers.hbm.tables import EMPTY, MISSES, Allocate, GroupTables, RequestTables, RowSteps
+from flexkv_tiers.hbm.tables import EMPTY, HITS, MISSES, Allocate, GroupTables, RequestTables, RowSteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,11 @@ class StepTables:
         """Slots int32 of the ids `topk` int32 [batch_max, Q, K]; copies of what is missing are started."""
         tables = self.groups[group]
         rest, resident = self.resident.split(self.requests, tables.shape, topk)
-        self._row_steps.plan(self.requests, tables, rest)
-        self.copies.start(self.requests, tables)
+        if self._device.type == "cpu" and not (rest != EMPTY).any():
+            tables.slots.fill_(EMPTY)  # all of it lies in pages: on a CPU looking costs less than planning nothing
+        else:
+            self._row_steps.plan(self.requests, tables, rest)
+            self.copies.start(self.requests, tables)
         self.resident.merge(self.requests, tables.slots, resident, self._slots[group])
         return self._slots[group]
 
@@ -136,9 +139,13 @@ class StepTables:
         self._planned_length.fill_(EMPTY)
         self.requests.batch.fill_(0)
 
-    def misses(self, row: int) -> int:
-        """Rows fetched for this table row since it was opened, by all groups. Waits for a device."""
-        return int(torch.stack([group.counters[row, MISSES] for group in self.groups.values()]).sum())
+    def take_counts(self, row: int) -> list[tuple[int, int, int]]:
+        """(group, hits, misses) of a table row since the last call. Waits for a device."""
+        counters = torch.stack([group.counters[row] for group in self.groups.values()])
+        for group in self.groups.values():
+            group.counters[row] = 0
+        found = counters[:, (HITS, MISSES)].tolist()
+        return [(group, hits, misses) for group, (hits, misses) in zip(self.groups, found, strict=True)]
 
     def forget_resident(self, row: int) -> None:
         """Empty the row's hot buffers: after a step that broke off, nobody knows which planned copies ran."""

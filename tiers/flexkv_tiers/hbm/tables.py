@@ -1,7 +1,7 @@
 """Every tensor the row path keeps, preallocated: a captured graph may rely on the addresses.
 
 Owns allocation and what an empty request looks like; decides nothing. `reference` and `gather` change the
-contents in a step, `pool` and `graph` between steps. docs/row-path.md says what each tensor means.
+contents in a step, `steps` between them. docs/row-path.md says what each tensor means.
 """
 
 from __future__ import annotations

@@ -41,23 +41,23 @@ class RowPath(Requests):
         self._collected: list[RowRun] | None = None
         self._capturing = False
 
+    def ready(self, wanted: Sequence[int]) -> list[bool]:
+        """Which of these requests could take part in a step now; those have the pages for it from here on.
+
+        Ranks that decode together begin with the requests that all of them find ready (`agree_oks`). Raises as `begin`.
+        """
+        self._check_between_steps()
+        self._check_batch(wanted)
+        return [self._prepare(request) for request in wanted]
+
     def begin(self, wanted: Sequence[int]) -> list[int]:
         """Begin a step; returns the requests that take part, in batch order. The others wait: for pages of the
         daemon or a load, or for an HBM page for their next block. When all wait there is no step.
 
-        Raises FlexKVError(LIMIT_EXCEEDED, BAD_ARGUMENT) before anything is changed.
+        Raises FlexKVError: BAD_ARGUMENT for requests that are not attached or named twice, LIMIT_EXCEEDED for more than
+        the batch holds or one that outgrows its tables.
         """
-        self._check_between_steps()
-        self._check_batch(wanted)
-        queries, batch = self.tables.limits.queries, []
-        for request in wanted:
-            attached, room = self._attached[request], self.pool.rooms[request]
-            if attached.replays.state is not StepState.READY or room.stage is Stage.LOADING:
-                continue
-            grown, changes = self.pool.grow(request, -(-(attached.newest.length + queries) // self._tokens_per_block))
-            self._write(changes)
-            if grown:
-                batch.append(request)
+        batch = [request for request, ready in zip(wanted, self.ready(wanted), strict=True) if ready]
         if batch:
             failed = [self._row(request) for request in batch if self._attached[request].failed]
             self.tables.begin([self._row(request) for request in batch], failed)
@@ -112,6 +112,17 @@ class RowPath(Requests):
         self.tables.end()
         self._batch = self._collected = None
 
+    def refuse(self, request: int) -> Outcome | None:
+        """The daemon will not bring in what the request's failed step asked for. Returns what to do instead.
+
+        None for a step that has succeeded meanwhile, or a request that is gone.
+        """
+        self._check_between_steps()
+        attached = self._attached.get(request)
+        if attached is None or not attached.replays.refused():
+            return None
+        return self._make_resident(request, attached)
+
     def capture(self, step: Callable[[int], None], sizes: Sequence[int]) -> StepGraphs:
         """Capture an engine's step for these padded batch sizes; a device only. Between `begin` and `collect` the
         engine then replays instead of calling `plan`. See `graph.StepGraphs` for what `step` may do.
@@ -123,15 +134,27 @@ class RowPath(Requests):
         finally:
             self._capturing = False
 
+    def _prepare(self, request: int) -> bool:
+        attached, room = self._attached[request], self.pool.rooms[request]
+        if attached.replays.state is not StepState.READY or room.stage is Stage.LOADING:
+            return False
+        tokens = attached.newest.length + self.tables.limits.queries
+        grown, changes = self.pool.grow(request, -(-tokens // self._tokens_per_block))
+        self._write(changes)
+        return grown
+
     def _end_step(self, request: int, run: RowRun, ok: bool, kept: int) -> Outcome:
         attached = self._attached[request]
         attached.failed = not ok
         if run.refused:
             attached.replays.give_up()
             return Outcome.HAND_BACK
+        replayed = attached.replays.replay_count > 0
         verdict = attached.replays.judge(ok, run.absents)
         if verdict is Verdict.DONE:
-            attached.newest.commit(kept)
+            if replayed:
+                self._replayed.append(request)
+            self._lengthen(request, kept)
             return Outcome.DONE
         if verdict is Verdict.REPLAY:
             return Outcome.REPLAY
