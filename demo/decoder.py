@@ -106,9 +106,9 @@ class _Worker:
         result.admissions, result.refusals = dict(store.admissions), dict(Counter(store.link.refusals))
         result.absent, result.on_demand = arrivals.absent, arrivals.on_demand
         result.ahead, result.ahead_used, result.revoked = arrivals.ahead, arrivals.ahead_used, arrivals.revoked
-        result.hits, result.misses = arrivals.hits, arrivals.misses_count
+        result.hits, result.misses = arrivals.hits, arrivals.misses
         row = self.model.shape.layers_per_group * self.geometry.planes[0].row_bytes
-        result.row_bytes = arrivals.misses_count * row
+        result.row_bytes = arrivals.misses * row
         return result
 
     def close(self) -> None:

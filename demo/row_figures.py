@@ -5,14 +5,13 @@ Pure counting, no I/O. Called by `rows_link` and `tiered`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from itertools import product
 
 from flexkv_tiers.hbm.granted import PagesChange
 from flexkv_tiers.hbm.replay import Part
-from flexkv_tiers.hbm.steps import StepTables
-from flexkv_tiers.hbm.tables import HITS, MISSES
+from flexkv_tiers.hbm.requests import HotCount
 
 
 @dataclass
@@ -21,8 +20,6 @@ class _Request:
     """Not in DRAM as far as the worker knows; of a request that hears its first version: not known yet."""
     ahead: set[Part] = field(default_factory=set)
     """Came without being asked for, and not selected from since."""
-    counted: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Hits and misses by group that were reported already."""
     listed: bool = False
 
 
@@ -39,7 +36,7 @@ class Arrivals:
         self.ahead_used = 0
         """Of those, selected from while they were there."""
         self.revoked = 0
-        self.hits = self.misses_count = 0
+        self.hits = self.misses = 0
         self._chunk_count = chunk_count
         self._requests: dict[int, _Request] = {}
 
@@ -76,16 +73,8 @@ class Arrivals:
     def has_ahead(self, request: int) -> bool:
         return bool(self._requests[request].ahead)
 
-    def misses(self, rows: Mapping[int, int], tables: StepTables) -> list[tuple[int, int, int, int]]:
-        """(request, group, hits, misses) of the hot buffers since the last time; `rows` are the table rows."""
-        found = []
-        for request, row in rows.items():
-            each = self._requests[request]
-            for group, table in tables.groups.items():
-                hits, misses = table.counters[row, [HITS, MISSES]].tolist()
-                before = each.counted.get(group, (0, 0))
-                each.counted[group] = hits, misses
-                self.hits += hits - before[0]
-                self.misses_count += misses - before[1]
-                found.append((request, group, hits - before[0], misses - before[1]))
-        return found
+    def count(self, counts: Iterable[HotCount]) -> None:
+        """Hits and misses of the hot buffers since the last time."""
+        for each in counts:
+            self.hits += each.hits
+            self.misses += each.misses

@@ -6,26 +6,23 @@ came when. Decides nothing: `RowPath` says what to ask, save and acknowledge. Ca
 
 from __future__ import annotations
 
-import struct
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
 from queue import Empty, SimpleQueue
 
 from demo.cache import DemoCacheError
 from demo.hbm import HotMemory
 from demo.row_figures import Arrivals
 from demo.shape import CHUNK_TOKENS
-from flexkv_py.client import Client, Lease, Pages, ReplayRefused, RowRequest, Ticket
+from flexkv_py.client import Client, Lease, ReplayRefused, RowRequest, Ticket
 from flexkv_py.errors import FlexKVError
 from flexkv_py.keys import ROOT, BlockKey
-from flexkv_tiers.hbm.granted import PagesChange
 from flexkv_tiers.hbm.newest import SaveOutcome
+from flexkv_tiers.hbm.packing import pack_absents, pack_counts, pack_heat, pack_replayed, unpack_pages
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.requests import SaveOrder
-from flexkv_tiers.hbm.worker import RowPath
+from flexkv_tiers.hbm.worker import Outcome, RowPath
 
 _HOLD_S = 30.0
 _DEADLINE_S = 30.0
@@ -131,7 +128,7 @@ class RowsLink:
         each = self._requests[request]
         self._name_blocks(each, tokens)
         row = self._path.pool.rooms[request].row
-        self.arrivals.misses({request: row}, self._memory.tables)
+        self.arrivals.count(self._path.take_counts())
         for order in self._path.detach(request, save=True):
             self._save(each, order, row)
         del self._requests[request]
@@ -147,17 +144,10 @@ class RowsLink:
         """Requests whose step has failed and is not done yet."""
         return {request for request, each in self._requests.items() if each.asked}
 
-    def step_done(self, request: int) -> None:
-        """What the step waited for, if anything, may leave DRAM again."""
-        each = self._requests[request]
-        if each.asked:
-            each.asked.clear()
-            self._client.report(replayed=struct.pack("<I", request))
-
     # --------------------------------------------------------- between steps
 
-    def exchange(self, tokens_of: Callable[[int], Sequence[int]]) -> list[int]:
-        """Everything both have to say, without waiting; returns requests whose step the daemon gave up."""
+    def exchange(self, tokens_of: Callable[[int], Sequence[int]]) -> list[tuple[int, Outcome]]:
+        """Everything both have to say, without waiting; returns requests whose step was given up, and what now."""
         self._take_pages()
         given_up = self._take_refusals()
         self._end_saves()
@@ -174,10 +164,9 @@ class RowsLink:
 
     def report_heat(self) -> None:
         """What was selected and missed since the last time; nobody waits for it."""
-        heat = [(request, each.group, each.block, each.count) for request, each in self._path.take_heat()]
-        rooms = self._path.pool.rooms
-        misses = self.arrivals.misses({request: room.row for request, room in rooms.items()}, self._memory.tables)
-        self._client.report(entries=_packed(heat), misses=_packed(misses))
+        counts = self._path.take_counts()
+        self.arrivals.count(counts)
+        self._client.report(entries=pack_heat(self._path.take_heat()), misses=pack_counts(counts))
 
     def close(self) -> None:
         """Wait for the saves under way, then end the session."""
@@ -189,7 +178,7 @@ class RowsLink:
     def _take_pages(self) -> None:
         changes = self._client.page_changes()
         for pages in changes:
-            change = _change_of(pages)
+            change = unpack_pages(pages.request, pages.version, pages.granted, pages.revoked)
             self.arrivals.changed(change, self._requests[change.request].asked)
             self._path.receive(change)
         if changes:
@@ -199,23 +188,26 @@ class RowsLink:
             if row is not None:
                 row.ack(version)
 
-    def _take_refusals(self) -> list[int]:
+    def _take_refusals(self) -> list[tuple[int, Outcome]]:
         given_up = []
         for message in self._client.poll():
-            if isinstance(message, ReplayRefused) and message.request in self._requests:
-                each = self._requests[message.request]
+            if isinstance(message, ReplayRefused):
                 self.refusals.append(message.outcome)
-                if self._path.refuse(message.request, list(each.asked)):
-                    given_up.append(message.request)
+                outcome = self._path.refuse(message.request)
+                if outcome is not None:
+                    given_up.append((message.request, outcome))
         return given_up
 
     def _ask(self) -> None:
-        asks = self._path.take_asks()
+        """What failed steps need, which pins it; and which steps have succeeded, which ends that."""
+        asks, replayed = self._path.take_asks(), self._path.take_replayed()
         for request, part in asks:
             self._requests[request].asked.add(part)
-            self.arrivals.absent += 1
-        if asks:
-            self._client.report(absents=_packed((request, *part) for request, part in asks))
+        for request in replayed:
+            self._requests[request].asked.clear()
+        self.arrivals.absent += len(asks)
+        if asks or replayed:
+            self._client.report(absents=pack_absents(asks), replayed=pack_replayed(replayed))
 
     # ----------------------------------------------------------------- saves
 
@@ -267,13 +259,3 @@ class RowsLink:
             else:
                 each.row.extend(key)
             each.attached += 1
-
-
-def _change_of(pages: Pages) -> PagesChange:
-    granted = tuple(struct.iter_unpack("<3I", pages.granted))
-    revoked = tuple(struct.iter_unpack("<2I", pages.revoked))
-    return PagesChange(pages.request, pages.version, granted, revoked)
-
-
-def _packed(entries: Iterable[tuple[int, ...]]) -> bytes:
-    return array("I", chain.from_iterable(entries)).tobytes()

@@ -28,7 +28,7 @@ _SHAPE = "rows"
 
 async def run_rows(work: Path, seed: int, show: Show, *, quick: bool) -> list[RowsCase]:
     """Both kinds of weights, one after the other."""
-    requests, blocks, new_tokens = (4, 32, 24) if quick else (8, 32, 96)
+    requests, blocks, new_tokens = (4, 32, 16) if quick else (8, 32, 96)
     order = DecodeOrder(tiered=False, count=requests, first=0, blocks=blocks, new_tokens=new_tokens, seed=seed)
     kv_bytes = requests * (blocks * CHUNK_TOKENS + new_tokens) * token_bytes(_SHAPE)
     cases = []

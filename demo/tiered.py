@@ -37,8 +37,6 @@ class TieredStore:
         self._tokens: dict[int, Sequence[int]] = {}  # of running requests, growing as they are sampled
         self._asking = Window(memory.tables.limits.batch_max)
         self._batch: list[int] = []
-        self.given_up = 0
-        """Requests whose step failed too often, and for which there were no pages to load them whole."""
         self._handed_back: list[int] = []
         self.steps = 0
 
@@ -72,13 +70,7 @@ class TieredStore:
         self.path.collect()
         outcomes = self.path.commit([1] * len(batch))
         for request, outcome in zip(batch, outcomes, strict=True):
-            if outcome is Outcome.DONE:
-                self.link.step_done(request)
-            elif outcome is Outcome.LOAD:
-                self._load(request, self.link.keys_of(request))
-            elif outcome is Outcome.HAND_BACK:
-                self.given_up += 1
-                self._hand_back(request)
+            self._follow(request, outcome)
         self._asking.judge([outcome is Outcome.DONE for outcome in outcomes])
         self.steps += 1
         if self.steps % _HEAT_STEPS == 0:
@@ -128,13 +120,17 @@ class TieredStore:
         self.path.load_ended(request, pages, whole=True)
 
     def _exchange(self) -> None:
-        for request in self.link.exchange(self._fed):
-            self._hand_back(request)
+        for request, outcome in self.link.exchange(self._fed):
+            self._follow(request, outcome)
 
-    def _hand_back(self, request: int) -> None:
-        self.link.detach(request, self._fed(request))
-        del self._tokens[request]
-        self._handed_back.append(request)
+    def _follow(self, request: int, outcome: Outcome) -> None:
+        """Do what the row path wants of an engine, other than to run the step again."""
+        if outcome is Outcome.LOAD:
+            self._load(request, self.link.keys_of(request))
+        elif outcome is Outcome.HAND_BACK:
+            self.link.detach(request, self._fed(request))
+            del self._tokens[request]
+            self._handed_back.append(request)
 
     def _fed(self, request: int) -> Sequence[int]:
         """The tokens whose rows count: all but those fed next."""
