@@ -18,7 +18,7 @@ from demo.show import Show
 from demo.sweep_report import Point
 
 COUNTS = (1, 2, 4, 8, 16, 32)
-FILLS_AT = 8
+FILLS_AT = 10
 """Requests whose KV the HBM budget is as large as."""
 
 _BLOCKS, _NEW_TOKENS = 24, 24

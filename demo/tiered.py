@@ -18,6 +18,7 @@ from demo.decoding import Job
 from demo.hbm import HotMemory
 from demo.rows_link import RowsLink
 from demo.shape import CHUNK_TOKENS
+from flexkv_py.keys import BlockKey
 from flexkv_tiers.hbm.pool import Admission
 from flexkv_tiers.hbm.worker import Outcome, RowPath
 
@@ -110,7 +111,7 @@ class TieredStore:
         self.link.close()
         self.memory.close()
 
-    def _load(self, request: int, keys: Sequence[bytes]) -> None:
+    def _load(self, request: int, keys: Sequence[BlockKey]) -> None:
         """Bring whole blocks into the request's pages, and its index keys with them."""
         pages = self.path.loading(request)
         if not pages:
