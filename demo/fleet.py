@@ -28,7 +28,7 @@ _ANSWER_S_MAX = 120.0
 _LINE_BYTES_MAX = 4 << 20
 _LOG_LINES = 30
 
-_SEGMENTS = 16
+_SEGMENTS = 4
 """Of a DRAM arena, about: a demo's arenas are of very different sizes."""
 
 _DRAM_SHARE, _SSD_SHARE = 0.5, 0.75

@@ -12,9 +12,9 @@ from typing import Generic, Protocol, TypeVar
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
-from flexkv_py.rows.sparse import SparseRows
 from flexkv_py.rows.messages import RequestAttached
 from flexkv_py.rows.policy import RequestId, RowPolicy
+from flexkv_py.rows.sparse import SparseRows
 
 
 @dataclass(frozen=True, slots=True)

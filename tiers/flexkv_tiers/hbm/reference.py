@@ -50,7 +50,7 @@ def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) ->
     rows = group.rows[plane][layer].view(torch.int64).view(-1, words)
     missed = np.arange(shape.picks) < group.miss_count[:batch, None].numpy()
     frames, ids, slots = (
-        list_[:batch].numpy()[missed].astype(np.int64) for list_ in (group.miss_frame, group.miss_id, group.miss_slot)
+        column[:batch].numpy()[missed].astype(np.int64) for column in (group.miss_frame, group.miss_id, group.miss_slot)
     )
     starts = frames % units * ALIGN_BYTES + moving.offsets[layer] + ids % shape.ids_per_block * moving.slot_bytes
     for segment in np.unique(frames // units):
