@@ -17,9 +17,10 @@ from demo.shape import CHUNK_TOKENS
 from demo.show import Show
 from demo.sweep_report import Point
 
-COUNTS = (1, 2, 4, 8, 16, 32)
-FILLS_AT = 10
-"""Requests whose KV the HBM budget is as large as."""
+FILLS_AT = 12
+"""Requests whose KV the HBM budget is as large as: with so many the all-resident pool is full."""
+
+COUNTS = (1, 2, 4, 8, FILLS_AT, 16, 32)
 
 _BLOCKS, _NEW_TOKENS = 24, 24
 _SHAPE = "wide"
@@ -58,7 +59,7 @@ async def run_sweep(work: Path, seed: int, show: Show) -> list[Point]:
                     )
                     for tiered, worker in zip((False, True), workers, strict=True)
                 ]
-                points.append(Point(count, *results))
+                points.append(Point(count, count >= FILLS_AT, *results))
                 first += count
                 advance()
     return points

@@ -31,13 +31,10 @@ class Point:
     """`count` requests at once, both ways."""
 
     count: int
+    is_full: bool
+    """The all-resident pool has room for no further request."""
     dense: DecodeResult
     tiered: DecodeResult
-
-    @property
-    def dense_queues(self) -> bool:
-        """Whether some request had to wait for pages."""
-        return self.dense.running_most < self.count
 
     @property
     def ratio(self) -> float:
@@ -63,15 +60,15 @@ def verdict(points: Sequence[Point]) -> list[str]:
             alike = most.dense.logits_digests[: point.count] == result.logits_digests
             if not alike or most.dense.tokens[: point.count] != result.tokens:
                 found.append(f"{point.count} at once, {which}: other tokens or logits than with {most.count} at once")
-        if not point.dense_queues and point.ratio < BELOW_MIN:
+        if not point.is_full and point.ratio < BELOW_MIN:
             found.append(f"{point.count} at once: tiered reaches {point.ratio:.0%} of all-resident, below saturation")
-    queueing = [point for point in points if point.dense_queues]
-    if not queueing:
-        return [*found, "the all-resident pool was never full"]
-    full = max((rate(point.dense) for point in points if not point.dense_queues), default=0.0)
-    if rate(most.dense) > FLAT_MAX * full:
-        found.append(f"all-resident still grows at {most.count}: {rate(most.dense):.0f} after {full:.0f} tokens/s")
-    tiered = [rate(point.tiered) for point in queueing]
+    full = [point for point in points if point.is_full]
+    first = rate(full[0].dense)
+    if full[0].dense.running_most < full[0].count or most.dense.running_most == most.count:
+        found.append(f"the all-resident pool is not full at {full[0].count}")
+    if rate(most.dense) > FLAT_MAX * first:
+        found.append(f"all-resident still grows at {most.count}: {rate(most.dense):.0f} after {first:.0f} tokens/s")
+    tiered = [rate(point.tiered) for point in full]
     if tiered != sorted(tiered) or most.ratio < GROWS_MIN:
         found.append(f"tiered does not grow on: {', '.join(f'{one:.0f}' for one in tiered)} tokens/s")
     return found
@@ -123,10 +120,9 @@ def plot(points: Sequence[Point], path: Path) -> None:
         ("tiered", "o", [point.tiered for point in points]),
     ):
         axes.plot(counts, [rate(result) for result in results], marker=marker, label=name)
-    full = next((point.dense.running_most for point in points if point.dense_queues), None)
-    if full is not None:
-        axes.axvline(full, linestyle=":", color="grey")
-        axes.annotate(f" HBM pages hold {full} requests:\n the others wait", (full, 0), va="bottom", color="grey")
+    full = next(point.count for point in points if point.is_full)
+    axes.axvline(full, linestyle=":", color="grey")
+    axes.annotate(f" HBM holds {full} requests:\n the others wait", (full, 0), va="bottom", color="grey")
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_ylim(bottom=0)

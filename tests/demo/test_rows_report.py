@@ -54,7 +54,10 @@ def test_each_thing_missing_of_a_run_over_rows_is_named() -> None:
 def sweep(tiered: dict[int, float]) -> list[Point]:
     """All-resident runs two at once; `tiered` says by count how many busy seconds."""
     dense = {1: 1.0, 2: 1.0, 4: 2.0, 8: 4.0}
-    return [Point(count, result(count, dense[count], min(count, 2)), result(count, tiered[count])) for count in dense]
+    return [
+        Point(count, count >= 2, result(count, dense[count], min(count, 2)), result(count, tiered[count]))
+        for count in dense
+    ]
 
 
 def test_a_sweep_is_good_when_tiered_grows_past_a_full_pool(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_a_sweep_is_good_when_tiered_grows_past_a_full_pool(tmp_path: Path) -> N
     ("tiered", "words"),
     [
         ({1: 1.2, 2: 1.0, 4: 1.3, 8: 1.6}, "1 at once: tiered reaches 83% of all-resident"),
-        ({1: 1.0, 2: 1.0, 4: 2.0, 8: 4.0}, "tiered does not grow on: 4, 4 tokens/s"),
+        ({1: 1.0, 2: 1.0, 4: 2.0, 8: 4.0}, "tiered does not grow on: 4, 4, 4 tokens/s"),
     ],
 )
 def test_a_sweep_that_misses_a_bar_says_which(tiered: dict[int, float], words: str) -> None:
