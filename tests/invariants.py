@@ -6,11 +6,11 @@ from collections import Counter
 
 from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Index, children_of
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.messages import MoveKind, TicketKind, Tier
 from flexkv_py.core.placement import is_below
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Demand, TransferKind
+from flexkv_py.core.transfers import Demand
 from flexkv_py.keys import ROOT
 from flexkv_py.rows.grants import chunks_in
 from tests import row_invariants
@@ -78,18 +78,18 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
     fills: Counter[Copy] = Counter()
     drops: Counter[Copy] = Counter()
     for transfer in state.transfers.values():
-        if transfer.kind is TransferKind.LOAD or transfer.kind is TransferKind.DEMOTE:
+        if transfer.kind is TicketKind.LOAD or transfer.kind is MoveKind.DEMOTE:
             readers[transfer.copy] += 1
-        if transfer.kind is TransferKind.PROMOTE:
+        if transfer.kind is MoveKind.PROMOTE:
             assert transfer.other is not None
             readers[transfer.other] += 1
             fills[transfer.copy] += 1
-        if transfer.kind is TransferKind.DEMOTE:
+        if transfer.kind is MoveKind.DEMOTE:
             assert transfer.other is not None
             fills[transfer.other] += 1
-        if transfer.kind is TransferKind.SAVE:
+        if transfer.kind is TicketKind.SAVE:
             fills[transfer.copy] += 1
-        if transfer.kind is TransferKind.DROP:
+        if transfer.kind is MoveKind.DROP:
             drops[transfer.copy] += 1
     for level in state.levels.values():
         drops.update(copy for _, copy in level.undropped)
@@ -107,7 +107,7 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
 def live_demands(state: State) -> list[Demand]:
     waiting = [want for queue in state.demands.values() for want in queue]
     for waiters in state.waiters.values():
-        waiting.extend(waiter.demand for waiter in waiters if waiter.demand is not None)
+        waiting.extend(waiter for waiter in waiters if isinstance(waiter, Demand))
     return waiting
 
 
@@ -154,15 +154,15 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
     promoted: list[int] = []
     loading: Counter[Tier] = Counter()
     for transfer in state.transfers.values():
-        if transfer.kind is TransferKind.DEMOTE and transfer.other is not None:
+        if transfer.kind is MoveKind.DEMOTE and transfer.other is not None:
             writes[transfer.other.tier] += 1
-            written[transfer.other.tier] += transfer.block.index.record_bytes
-        if transfer.kind is TransferKind.PROMOTE:
-            promoted.append(transfer.block.index.record_bytes)
+            written[transfer.other.tier] += transfer.copy.block.index.record_bytes
+        if transfer.kind is MoveKind.PROMOTE:
+            promoted.append(transfer.copy.block.index.record_bytes)
             if transfer.ahead_bytes and transfer.other is not None:
-                loading[transfer.other.tier] += transfer.block.index.record_bytes
-        if transfer.kind is TransferKind.DROP:
-            dropping[transfer.copy.tier] += transfer.block.index.record_bytes
+                loading[transfer.other.tier] += transfer.copy.block.index.record_bytes
+        if transfer.kind is MoveKind.DROP:
+            dropping[transfer.copy.tier] += transfer.copy.block.index.record_bytes
     assert (state.promotions.count, state.promotions.bytes) == (len(promoted), sum(promoted)), "promotions miscounted"
     for tier, level in state.levels.items():
         assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"
@@ -179,7 +179,7 @@ def _check_holds(state: State, indexes: list[Index]) -> None:
     holds: Counter[Block] = Counter()
     for session in state.sessions.values():
         for lease in session.leases.values():
-            assert state.lease_owner[lease.id] == session.id
+            assert state.leases[lease.id] is lease
             holds.update(lease.blocks)
     for want in live_demands(state):
         holds[want.block] += 1
@@ -192,7 +192,11 @@ def _check_tickets(state: State) -> None:
     owned = sum(len(session.tickets) for session in state.sessions.values())
     of_daemon = sum(ticket.session not in state.sessions for ticket in state.tickets.values())
     assert owned + of_daemon == len(state.tickets)
+    waiting = Counter(ticket for line in state.lines.values() for ticket, _ in line)
+    assert all(ticket.waiting == count for ticket, count in waiting.items())
+    assert all(session.arrived for session in state.arrivals)
+    assert all(session in state.arrivals for session in state.sessions.values() if session.arrived)
     for number, ticket in state.tickets.items():
         assert ticket.id == number
         assert not ticket.over
-        assert ticket.open == ticket.outcomes.count(None)
+        assert ticket.open == ticket.outcomes.count(None) or ticket.kind is TicketKind.FLUSH

@@ -18,8 +18,8 @@ DECLARATIONS = {Path("flexkv_py/core/messages.py"), Path("flexkv_py/rows/message
 
 TEST_LINES_MAX = 500
 FUNCTION_LINES_MAX = 50
-CORE_LINES_MAX = 3_650
-ROWS_LINES_MAX = 1_200
+CORE_LINES_MAX = 3_500
+ROWS_LINES_MAX = 1_800
 ABBREVIATIONS = {"src", "dst", "cfg", "conf", "buf", "msg", "idx", "cnt", "num", "tmp", "ptr", "req", "resp", "res"}
 GIVEN_BY_PYTEST = {"tmp_path", "tmp_path_factory"}
 
@@ -85,12 +85,12 @@ def test_a_function_is_small(path):
 
 
 def test_the_core_stays_readable_in_a_sitting():
-    """What decides in `flexkv_py.core` has at most 3,650 lines: all of it but the vocabulary."""
+    """What decides in `flexkv_py.core` has at most 3,500 lines: all of it but the vocabulary."""
     assert sum(line_count(path) for path in files("flexkv_py/core") if path not in DECLARATIONS) <= CORE_LINES_MAX
 
 
 def test_the_row_path_stays_as_readable():
-    """What decides in `flexkv_py.rows` has at most 1,200 lines, its vocabulary aside."""
+    """What decides in `flexkv_py.rows` has at most 1,800 lines, its vocabulary aside."""
     assert sum(line_count(path) for path in files("flexkv_py/rows") if path not in DECLARATIONS) <= ROWS_LINES_MAX
 
 

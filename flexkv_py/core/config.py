@@ -37,6 +37,8 @@ class PlannerConfig:
     sessions_max: int = 1024
     tickets_per_session_max: int = 1024
     leases_per_session_max: int = 1024
+    keys_per_event_max: int = 16
+    """Keys of requests placed in one event: whoever asks anything else waits for no more than these."""
     allocation_waiters_max: int = 65536
     demotions_in_flight_max: int = 1024
     demotion_bytes_in_flight_max: int = 64 << 20

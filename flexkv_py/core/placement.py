@@ -83,7 +83,7 @@ def refusal(state: State, level: Level, block: Block) -> str:
 
 def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
-    if verdict is Verdict.NO_TIER:
+    if verdict is Verdict.NO_TIER and state.below:
         lower = [level for level in state.below if level.tier > copy.tier]
         return ": ".join([verdict, *filter(None, (level.hopeless(copy.block.index.record_bytes) for level in lower))])
     if verdict is not Verdict.REFUSED:

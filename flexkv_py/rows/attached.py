@@ -17,6 +17,7 @@ from flexkv_py.core.messages import (
     WorkerGone,
 )
 from flexkv_py.core.moves import unpin
+from flexkv_py.core.recovery import index_of
 from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import refuse
@@ -28,9 +29,10 @@ from flexkv_py.rows.table import Want
 Running = Request[DramCopy, Index]
 
 
-def on_attached(state: State, event: RequestAttached, session: Session) -> None:
+def on_attached(state: State, event: RequestAttached) -> None:
     """The session decodes a request with these blocks; grant what is in DRAM of them."""
-    index, table = state.index(session.namespace, session.shard), state.rows
+    session, table = state.sessions[event.session], state.rows
+    index = index_of(state, session)
     owner = session.instance or session.id
     mine, named = table.find(event.session, event.request), table.named(index, owner, event.request)
     if mine is not None and mine[0] is not named:
@@ -44,7 +46,11 @@ def on_attached(state: State, event: RequestAttached, session: Session) -> None:
     if refusal is not None:
         refuse(state, event.session, event.asked, 0, *refusal)
         return
+    revived = named is not None and not named.live
     request, rank = table.join(index, owner, event)
+    if revived:
+        for position, chunks in enumerate(request.granted):
+            _tell_policy(state, request, position, chunks)
     if mine is not None:
         table.policy.resumed(request.id, state.now_ns)
     state.out.append(AttachAnswered(event.session, event.asked, event.request, request.version))
@@ -58,7 +64,7 @@ def on_attached(state: State, event: RequestAttached, session: Session) -> None:
     table.changed[request] = None
 
 
-def on_detached(state: State, event: RequestDetached, _: Session) -> None:
+def on_detached(state: State, event: RequestDetached) -> None:
     """The session has no step in flight that reads the request: that acknowledges everything."""
     found = state.rows.find(event.session, event.request)
     if found is None:
@@ -69,7 +75,7 @@ def on_detached(state: State, event: RequestDetached, _: Session) -> None:
     state.out.append(RequestDone(event.session, event.asked))
 
 
-def on_acknowledged(state: State, event: PagesAcknowledged, _: Session) -> None:
+def on_acknowledged(state: State, event: PagesAcknowledged) -> None:
     """Revocations up to this version take effect for one rank. One that comes again does nothing."""
     found = state.rows.find(event.session, event.request)
     if found is not None:
@@ -94,17 +100,17 @@ def close_ranks(state: State, session: Session) -> None:
     """The session's socket is gone; its process may still read what it was granted."""
     for request in state.rows.of_session.get(session.id, {}).values():
         request.close(request.ranks[session.id])
+        if not request.live:  # nothing of it can be had before its processes are gone
+            state.rows.policy.detached(request.id)
 
 
 def _leave(state: State, request: Running, rank: Rank) -> None:
     if len(request.ranks) == 1:
         attached = request.index.attached
-        for position, key in enumerate(request.keys):
-            others = tuple(other for other in attached.pop(key) if other is not request)
-            if others:
-                attached[key] = others
-            for chunk in chunks_in(request.granted[position]):
-                state.rows.policy.revoked(Place(request.id, position, chunk))
+        for key in request.keys:
+            reading = attached.pop(key)
+            if len(reading) > 1:
+                attached[key] = tuple(other for other in reading if other is not request)
     _released(state, state.rows.leave(request, rank))
 
 
@@ -122,7 +128,8 @@ def _released(state: State, freed: list[DramCopy]) -> None:
 
 def grant(state: State, copy: DramCopy) -> None:
     """Let every running request that has the block read what is there of this copy."""
-    for request in copy.block.index.attached.get(copy.block.key, ()):
+    attached = copy.block.index.attached
+    for request in attached.get(copy.block.key, ()) if attached else ():
         _grant_to(state, request, request.positions[copy.block.key], copy)
 
 
@@ -134,23 +141,36 @@ def _grant_to(state: State, request: Running, position: int, copy: DramCopy) -> 
         return
     if request.grant(position, copy, chunks):
         state.pin(copy)
-    for chunk in chunks_in(chunks):
-        state.rows.policy.granted(Place(request.id, position, chunk), state.now_ns)
+    _tell_policy(state, request, position, chunks)
     state.rows.changed[request] = None
 
 
+def _tell_policy(state: State, request: Running, position: int, chunks: int) -> None:
+    for chunk in chunks_in(chunks):
+        state.rows.policy.granted(Place(request.id, position, chunk), state.now_ns)
+
+
 def revoke_copy(state: State, copy: DramCopy) -> None:
-    """The copy is to go whatever it costs: its namespace was reset, or it is no copy any more."""
+    """It is no copy any more."""
     for request, position in readers(copy):
         if request.granted[position]:
             revoke(state, request, position, request.granted[position])
 
 
+def revoke_closed(state: State) -> None:
+    """A namespace was reset: its running requests may read nothing more, whatever it costs."""
+    for request in state.rows.by_id.values():
+        for position, chunks in enumerate(request.granted if request.index.closed else ()):
+            if chunks:
+                revoke(state, request, position, chunks)
+
+
 def revoke(state: State, request: Running, position: int, chunks: int) -> None:
     """Let one request read these chunks (mask) no more, once all its ranks have acknowledged that."""
     request.revoke(position, chunks)
-    for chunk in chunks_in(chunks):
-        state.rows.policy.revoked(Place(request.id, position, chunk))
+    if request.live:
+        for chunk in chunks_in(chunks):
+            state.rows.policy.revoked(Place(request.id, position, chunk))
     if request.pinned(position) & chunks:  # its copy had to go: another is to be read
         state.rows.wants.append(Want(request, position))
     state.rows.changed[request] = None

@@ -28,7 +28,7 @@ Spot = tuple[int, int, int]
 class Kind:
     """Guesses of one reason at one distance (chunks or blocks away from what was seen).
 
-    Urgent ones are all followed or none, or the step fails all the same; they are judged by what they brought. Of the
+    Of what left (no reason), being missed again is "right"; until it is known, nothing is taken for cold. Urgent ones are all followed or none, or the step fails all the same; they are judged by what they brought. Of the
     others some are only watched, and these are the judges: whether a selected chunk was needed is not seen when it
     is there.
     """
@@ -37,7 +37,11 @@ class Kind:
         self.reason = reason
         self.urgent = reason is not None and reason.urgent
         self.tried = 8.0
-        self.right = self.tried * PAYS_MIN if reason else 0.0  # nothing is known yet: worth a try
+        self.right = 0.0  # the likely must show first that they are
+        if reason is None:
+            self.right = self.tried
+        elif self.urgent:
+            self.right = self.tried * PAYS_MIN
         self._offered = 0
 
     @property

@@ -52,7 +52,7 @@ def make_room(state: State) -> None:
 def _revoke_cold(state: State) -> None:
     """Until enough is on its way out."""
     table = state.rows
-    waiting = len(state.room_loads) + len(state.room_prefetches) + len(state.room_saves) + len(table.wants)
+    waiting = sum(map(len, state.lines.values())) + len(table.wants)
     short_pages = table.short_pages * min(max(waiting, 1), WAITING_SERVED_MAX) - _going_pages(state)
     offered: Counter[tuple[DramCopy, int]] = Counter()
     victims: list[tuple[DramCopy, int]] = []

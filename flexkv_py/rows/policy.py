@@ -77,7 +77,7 @@ class RowPolicy(Protocol):
         ...
 
     def detached(self, request: RequestId) -> None:
-        """The request is over; of each chunk it still had `revoked` has told."""
+        """The request is over: nothing of it is offered any more."""
         ...
 
     def coldest(self, now_ns: int) -> Iterable[Place]:

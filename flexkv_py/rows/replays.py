@@ -11,10 +11,8 @@ from itertools import islice
 
 from flexkv_py.core.blocks import CopyState, DramCopy, Index
 from flexkv_py.core.messages import AbsentEntry, HeatEntry, HeatReported, Priority, RefuseReplay, ReplayOutcome
-from flexkv_py.core.moves import promotion_may_start
 from flexkv_py.core.placement import source_below
-from flexkv_py.core.room import bring_up
-from flexkv_py.core.sessions import Session
+from flexkv_py.core.room import promote
 from flexkv_py.core.state import State
 from flexkv_py.rows.attached import Running, grant
 from flexkv_py.rows.grants import Rank
@@ -25,7 +23,7 @@ WANT_READS_MAX = 3
 HUNCHES_PER_EVENT_MAX = 16
 
 
-def on_heat(state: State, event: HeatReported, _: Session) -> None:
+def on_heat(state: State, event: HeatReported) -> None:
     """Heat goes to the policy; what failed a step is to come, and stays until the step has succeeded."""
     mine, policy = state.rows.of_session.get(event.session, {}), state.rows.policy
     for called, entries in by_request(event.entries).items():
@@ -63,21 +61,13 @@ def _begin_replay(state: State, request: Running, rank: Rank, absents: list[Abse
         rank.wanted[absent.block] = rank.wanted.get(absent.block, 0) | 1 << absent.chunk
         if request.missing(absent.block) != missed:
             table.wants.append(Want(request, absent.block))
-    if _pinned_pages(state) > limits.pinned_share_max * state.frames.total_pages:
-        why = "failed steps need more than their share of DRAM (pinned_share_max): try later, or recompute"
+    pinned_pages = request.index.frame_pages * sum(chunks.bit_count() for chunks in rank.wanted.values())
+    if pinned_pages > limits.pinned_share_max * state.frames.total_pages:
+        why = "the step needs more than its share of DRAM (pinned_share_max): recompute, or give it more"
         _refuse(state, request, rank, ReplayOutcome.NO_ROOM, why)
         return
     rank.wanted_until_ns = state.now_ns + limits.replay_ns_max
     state.wake_at(rank.wanted_until_ns, "replay", request.id)
-
-
-def _pinned_pages(state: State) -> int:
-    return sum(
-        chunks.bit_count() * request.index.frame_pages
-        for request in state.rows.by_id.values()
-        for rank in request.ranks.values()
-        for chunks in rank.wanted.values()
-    )
 
 
 def _end_replay(rank: Rank) -> None:
@@ -133,9 +123,7 @@ def _bring(state: State, want: Want[DramCopy, Index]) -> _Want:
             if position in rank.wanted:
                 _refuse(state, request, rank, ReplayOutcome.LOST, why)
         return _Want.SETTLED
-    if not promotion_may_start(state, block, Priority.LOAD):
-        return _Want.NO_ROOM
-    if bring_up(state, block, source, chunks, Priority.LOAD) is None:
+    if promote(state, block, source, chunks, Priority.LOAD) is None:
         return _Want.NO_ROOM
     want.reads += 1
     return _Want.LATER
@@ -149,11 +137,11 @@ def serve_hunches(state: State) -> None:
             continue
         block = request.index.blocks.get(request.keys[place.block])
         source = None if block is None or request.index.closed else source_below(state, block)
-        if block is None or source is None or not promotion_may_start(state, block, Priority.PREFETCH):
+        if block is None or source is None:
             continue
         dram = block.dram
         absent = dram is None or (dram.state is CopyState.READY and dram.lacks >> place.chunk & 1)
-        if absent and bring_up(state, block, source, 1 << place.chunk, Priority.PREFETCH) is None:
+        if absent and promote(state, block, source, 1 << place.chunk, Priority.PREFETCH) is None:
             return
 
 

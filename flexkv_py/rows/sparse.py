@@ -53,7 +53,9 @@ SPECULATION_MARGIN = 0.1
 class SparseRows:
     """Heat per (request, block, chunk), the order in which they leave, and guesses at what is needed next."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, guesses: bool = True) -> None:
+        """`guesses`: false: an order of eviction and nothing else, whose reads are demand."""
+        self._guesses = guesses
         self._time = StepClock()
         self._heats: dict[RequestId, Heat] = {}
         self._numbers = 0
@@ -178,7 +180,6 @@ class SparseRows:
                 attached = self._heats.get(heat.request) is heat
                 if kind is not None and attached and heat.marks[chunk][block] == Mark.BELOW:
                     assert kind.reason is not None
-                    self.predicted[kind.reason] += 1
                     yield Hunch(Place(heat.request, block, chunk), kind.reason)
 
     # ------------------------------------------------------------ thinking
@@ -237,12 +238,19 @@ class SparseRows:
     def _guess(self, heat: Heat, block: int, chunk: int, kind: Kind, bar: float) -> None:
         """Follow the guess that this chunk is needed, or watch what comes of it; unless that was guessed already."""
         spot = heat.number, block, chunk
-        if not heat.has(block, chunk) or heat.marks[chunk][block] != Mark.BELOW or spot in self._open:
+        if (
+            not self._guesses
+            or not heat.has(block, chunk)
+            or heat.marks[chunk][block] != Mark.BELOW
+            or spot in self._open
+        ):
             return
         if not kind.follow(bar):
             if spot not in self._watch:
                 self._watch.begin(spot, kind, self._time.now)
             return
+        assert kind.reason is not None
+        self.predicted[kind.reason] += 1
         self._open[spot] = kind
         (self._urgent if kind.urgent else self._likely).append((heat, block, chunk))
         if len(self._open) > OPEN_MAX:

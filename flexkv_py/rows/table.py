@@ -13,13 +13,15 @@ from typing import Generic, Protocol, TypeVar
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
 from flexkv_py.rows.messages import RequestAttached
+from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.policy import RequestId, RowPolicy
-from flexkv_py.rows.sparse import SparseRows
 
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """Times in nanoseconds."""
+    """What the planner is told of the row path. Times in nanoseconds."""
+
+    policy: str = "lru"
 
     requests_per_session_max: int = 1024
     blocks_per_request_max: int = 65_536
@@ -30,7 +32,7 @@ class RowLimits:
     absent_replays_max: int = 8
     """A step that fails more often in a row is refused."""
     pinned_share_max: float = 0.5
-    """Of DRAM, for what failed steps of all requests need."""
+    """Of DRAM, for what one failed step needs."""
 
 
 class _OfRequest(Protocol):
@@ -64,7 +66,7 @@ class Requests(Generic[CopyT, IndexT]):
 
     def __init__(self, limits: RowLimits) -> None:
         self.limits = limits
-        self.policy: RowPolicy = SparseRows()
+        self.policy: RowPolicy = ROW_POLICIES[limits.policy]()
         self.by_id: dict[RequestId, Request[CopyT, IndexT]] = {}
         self.of_session: dict[int, dict[int, Request[CopyT, IndexT]]] = {}  # by the engine's number; until it is gone
         self.changed: dict[Request[CopyT, IndexT], None] = {}  # there is something to tell
@@ -141,5 +143,6 @@ class Requests(Generic[CopyT, IndexT]):
             del self.by_id[request.id]
             del self._names[request.index, request.owner, request.called]
             self.changed.pop(request, None)
+        if not request.live:
             self.policy.detached(request.id)
         return freed

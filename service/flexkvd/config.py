@@ -125,6 +125,12 @@ class RowPathTable:
         "read-only",
         choices=("read-only", "shared"),
     )
+    policy: str = key(
+        Kind.TEXT,
+        "Which chunks of running requests leave DRAM first, and which come back ahead of need.",
+        "lru",
+        choices=("lru", "lfu", "sparse"),
+    )
     requests_per_session_max: int = key(Kind.COUNT, "Requests attached by one client.", 1024, low=1, high=65_536)
     blocks_per_request_max: int = key(Kind.COUNT, "Blocks of one request.", 65_536, low=1, high=1 << 20)
     ack_s_max: float = key(
@@ -134,9 +140,7 @@ class RowPathTable:
         Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
     )
     absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
-    pinned_share_max: float = key(
-        Kind.NUMBER, "Share of DRAM for what the failed steps of all requests need.", 0.5, low=0.01, high=1
-    )
+    pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM for what one failed step needs.", 0.5, low=0.01, high=1)
 
 
 @dataclass(frozen=True)

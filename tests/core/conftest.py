@@ -78,11 +78,13 @@ class Bench:
         self.tickets += 1
         hints = hints or SaveHints()
         self.post(SaveAsked(session, self.tickets, keys, parent, deadline_ns, ack, hints, self.now_ns))
+        self.look_at_all()
         return self.tickets
 
     def load(self, keys: list[BlockKey], deadline_ns: int = 0, session: int = 1) -> int:
         self.tickets += 1
         self.post(LoadAsked(session, self.tickets, keys, deadline_ns, self.now_ns))
+        self.look_at_all()
         return self.tickets
 
     def match(self, keys: list[BlockKey], hold_ns: int = 0, shards: tuple[int, ...] = ()) -> MatchAnswered:
@@ -108,6 +110,11 @@ class Bench:
         copies = [at for at, [first, *_] in self.running.items() if isinstance(first, StartCopies)]
         results = [one for transfer in copies for one in self._end(transfer, self.running.pop(transfer))]
         self.post(TransfersFinished(results, self.now_ns))
+
+    def look_at_all(self) -> None:
+        """Have requests of more keys than one event looks at go through all their slices."""
+        while self.planner.state.arrivals:
+            self.tick()
 
     def tick(self) -> None:
         self.post(TimePassed(self.now_ns))

@@ -37,6 +37,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
+from flexkv_py.rows import leaving
 from flexkv_py.rows.table import RowLimits
 from tests.core.conftest import SPEC, Bench, chain
 
@@ -264,7 +265,7 @@ def test_a_replay_is_refused_when_its_time_is_over(benches):
 
 
 def test_a_replay_that_asks_for_too_much_is_refused_at_once(benches):
-    """Failed steps may pin no more than their share of DRAM."""
+    """A failed step may pin no more than its share of DRAM."""
     bench = shrunk(benches, rows=RowLimits(pinned_share_max=0.2))
     fail(bench, (0, 0), (0, 1))
     [refusal] = told(bench, RefuseReplay)
@@ -325,6 +326,22 @@ def test_the_frames_of_a_killed_worker_come_back_when_its_process_is_gone(benche
     bench.post(WorkerGone(2, bench.now_ns))
     assert bench.copy(KEYS[1], Tier.DRAM).readers == 0
     assert not bench.planner.state.rows.by_id
+
+
+def test_what_a_dying_worker_holds_is_not_asked_for(benches, monkeypatch):
+    """Its chunks are the coldest, and there are more than one event looks at; room is made of another request's."""
+    monkeypatch.setattr(leaving, "COLD_SCAN_MAX", 4)
+    bench = benches(**BELOW)
+    bench.post(SessionOpened(2, SPEC, 0, bench.now_ns))
+    bench.save(KEYS, ack=Tier.SSD)
+    bench.settle()
+    attach(bench, KEYS[:2], session=2)
+    attach(bench, KEYS[2:], request=REQUEST + 1)
+    bench.post(SessionClosed(2, bench.now_ns))
+    bench.save(OTHERS[:1])
+    assert len(table(bench, request=REQUEST + 1)) == 2
+    bench.post(WorkerGone(2, bench.now_ns))
+    bench.settle()
 
 
 def test_a_worker_that_does_not_acknowledge_in_time_loses_its_session(benches):

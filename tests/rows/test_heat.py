@@ -77,7 +77,10 @@ def test_a_report_tells_what_was_selected_below():
     """Counting returns the chunks that are not known to be granted, in the order of the report."""
     order, heat = ColdOrder(), heat_of()
     grant(order, heat, 1)
-    assert heat.count([HeatEntry(1, 2, 0, 5), HeatEntry(1, 1, 0, 4), HeatEntry(1, 700, 1, 3)], 0.0) == [(2, 0), (700, 1)]
+    assert heat.count([HeatEntry(1, 2, 0, 5), HeatEntry(1, 1, 0, 4), HeatEntry(1, 700, 1, 3)], 0.0) == [
+        (2, 0),
+        (700, 1),
+    ]
 
 
 def test_the_clock_goes_as_fast_as_steps_do():

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from flexkv_py.wire.messages import (
     Match,
     Matched,
     Opened,
+    Ping,
     Progress,
     RegisterMemory,
     Save,
@@ -219,6 +221,24 @@ def test_a_save_without_room_is_throttled_at_its_deadline(play: Play) -> None:
         assert progress.outcomes == ["throttled"] * 2
         assert progress.retry_after_ms > 0
         assert 20 <= world.loop.now_s - before < 21
+
+    play(scene)
+
+
+def test_a_ping_is_answered_between_the_slices_of_a_large_save(play: Play) -> None:
+    """Whoever pings while sixty keys are being placed is answered when a few of them are, and the save loses none."""
+
+    async def scene(world: World, peer: Peer) -> None:
+        state, other = world.planner.state, Peer(world)
+        state.config = replace(state.config, keys_per_event_max=1)
+        await other.ask(Hello(0, PROTOCOL_VERSION, GEOMETRY))
+        saved = world.loop.create_task(peer.save(keys(1, 60)))
+        await asyncio.sleep(0)  # it is on the socket
+        await other.ask(Ping(0))
+        [session] = state.arrivals
+        assert 0 < session.arrived[0].seen < 60
+        assert (await peer.end(await saved)).outcomes == ["stored"] * 60
+        await other.close()
 
     play(scene)
 

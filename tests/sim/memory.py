@@ -6,10 +6,10 @@ gets bytes that are nobody's.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from flexkv_py.core.blocks import unpack_frames
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import BlockName
 from tests.sim.violation import Violation
@@ -26,7 +26,7 @@ class WatchedFrames(FramePool):
         self._given = given
 
     def give(self, frame_pages: int, frames: bytes) -> None:
-        self._given(frame_pages, unpack_frames(frames))
+        self._given(frame_pages, tuple(array("I", frames)))
         super().give(frame_pages, frames)
 
 

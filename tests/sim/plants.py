@@ -6,16 +6,17 @@ Each resembles what a real cache got wrong once. `scripts/simulate --plant NAME`
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, unpack_frames
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import Outcome, Tier
+from flexkv_py.core.messages import Outcome, TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
-from flexkv_py.core.transfers import Demand, InFlight, TransferKind
+from flexkv_py.core.transfers import Demand, InFlight
 from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.grants import Request
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
@@ -103,7 +104,7 @@ def _timeout_frees_frames(right: Any) -> Any:
     def expire_ticket(state: State, ticket: Any) -> None:
         right(state, ticket)
         for transfer in state.transfers.values():
-            if transfer.ticket is ticket and transfer.kind is TransferKind.SAVE:
+            if transfer.ticket is ticket and transfer.kind is TicketKind.SAVE:
                 moves.free_frames(state, transfer.copy)
 
     return expire_ticket
@@ -113,7 +114,7 @@ def _timeout_frees_frames(right: Any) -> Any:
 def _stored_before_written(right: Any) -> Any:
     def stage(state: State, tier: Tier, want: Demand) -> bool:
         started: bool = right(state, tier, want)
-        if want.block.copy_in(tier) is not None and want.ticket is not None and want.flush is None:
+        if want.block.copy_in(tier) is not None and want.ticket is not None and want.ticket.kind is TicketKind.SAVE:
             settle_key(state, want.ticket, want.position, Outcome.STORED)
         return started
 
@@ -161,8 +162,8 @@ def _demotion_leaks(right: Any) -> Any:
 def _frame_given_twice(right: Any) -> Any:
     def take(self: FramePool, frame_pages: int, count: int) -> bytes | None:
         frames: bytes | None = right(self, frame_pages, count)
-        if frames is not None and unpack_frames(frames)[0] % 3 == 0:
-            self._free[frame_pages].insert(0, unpack_frames(frames)[0])
+        if frames is not None and (first := array("I", frames)[0]) % 3 == 0:
+            self._free[frame_pages].insert(0, first)
         return frames
 
     return take
@@ -249,7 +250,7 @@ def _leases_of_the_dead(right: Any) -> Any:
 @_plant("a chunk counts as landed in a later one's place", (endings, "on_chunk_landed"), (planner, "on_chunk_landed"))
 def _chunks_out_of_step(right: Any) -> Any:
     def on_chunk_landed(state: State, event: Any) -> None:
-        full = state.transfers[event.transfer].block.index.chunk_count
+        full = state.transfers[event.transfer].copy.block.index.chunk_count
         event.chunk = full - 1 - event.chunk
         right(state, event)
 
@@ -265,6 +266,17 @@ def _demand_forgotten(right: Any) -> Any:
             want.block.holds -= 1
 
     return demand_heard
+
+
+@_plant("what a request's first slice leaves is forgotten", (planner, "look_at_arrivals"))
+def _later_slices_forgotten(right: Any) -> Any:
+    def look_at_arrivals(state: State) -> None:
+        right(state)
+        for session in state.arrivals:
+            session.arrived.clear()
+        state.arrivals.clear()
+
+    return look_at_arrivals
 
 
 # ------------------------------------------------------------ below DRAM

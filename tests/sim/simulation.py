@@ -136,7 +136,7 @@ def _close_all(world: World) -> None:
     )
     if state.frames.used_pages != ready:
         raise Violation(f"{state.frames.used_pages} pages are used, READY copies account for {ready}")
-    if world.clients or state.sessions or state.lease_owner or state.rows.by_id or state.rows.going:
+    if world.clients or state.sessions or state.leases or state.rows.by_id or state.rows.going:
         raise Violation("something of a closed session is left")
 
 

@@ -142,7 +142,7 @@ def _chosen_selections(chosen: argparse.Namespace) -> Iterator[Selection]:
 
 
 def _rules(options: RowOptions, needs: list[RequestNeeds]) -> WorldRules:
-    chunks, groups = chunks_in_all(needs), max(len(each.first_needs) for each in needs)
+    chunks = chunks_in_all(needs)
     dram, prefill, step_s = options.dram, options.prefill_steps, options.step_ms / 1e3
     shortest = min(len(each.steps) for each in needs)
     if shortest <= prefill:
@@ -151,13 +151,11 @@ def _rules(options: RowOptions, needs: list[RequestNeeds]) -> WorldRules:
             f"a request has {shortest} steps, and --prefill-steps {prefill} only warm up: give more, or fewer of these",
         )
     room = int(dram * chunks) if isinstance(dram, float) else dram
-    most = (
-        len(needs) * groups * max(group.needed.size for each in needs for step in each.steps for group in step.groups)
-    )
+    most = max(sum(group.needed.size for group in step.groups) for each in needs for step in each.steps)
     if room < most:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"--dram is room for {room:,} chunks, and a step of all requests may need {most:,}: give more DRAM",
+            f"--dram is room for {room:,} chunks, and one step of a request needs {most:,}: give more DRAM",
         )
     return WorldRules(
         room_chunks=min(room, chunks),

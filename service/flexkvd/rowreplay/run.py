@@ -18,6 +18,7 @@ from flexkvd.rowreplay.world import PolicyMaker, World, WorldRules
 ROW_POLICIES: dict[str, PolicyMaker] = {
     "lru": lambda _needs, _progress: LeastRecentRows(),
     "lfu": lambda _needs, _progress: LeastFrequentRows(),
+    "heat": lambda _needs, _progress: SparseRows(guesses=False),
     "sparse": lambda _needs, _progress: SparseRows(),
     "future": Future,
 }

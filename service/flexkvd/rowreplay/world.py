@@ -19,6 +19,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
 from flexkv_py.rows.policy import Place, RequestId, RowPolicy
 from flexkvd.rowreplay.link import Link, LinkSpeed, Urgency
@@ -26,7 +27,7 @@ from flexkvd.rowreplay.needs import TOKENS_PER_BLOCK, RequestNeeds
 
 VICTIMS_AT_ONCE = 64
 TICKS_PER_STEP_MAX = 1000
-"""Beyond that a run is taken for stuck."""
+"""Of all requests together, in the mean; beyond that a run is taken for stuck."""
 
 
 PolicyMaker = Callable[[list[RequestNeeds], list[int]], RowPolicy]
@@ -151,7 +152,12 @@ class World:
         self.costs.nothing_cold_ticks += getattr(self.policy, "nothing_is_cold", False)
         if not self._counting and 4 * self.steps_done >= self._steps_total:
             self._counting, self.costs = True, Costs()
-        assert self.tick < TICKS_PER_STEP_MAX * (self._steps_total + 1), "some request never gets what it needs"
+        if self.tick > TICKS_PER_STEP_MAX * (self.steps_done + 1):
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"after {self.tick:,} ticks {self.steps_done:,} steps are done: the requests' needs do not fit together; "
+                "give more DRAM, or fewer requests",
+            )
         return not all(request.over for request in self.requests)
 
     # ------------------------------------------------------------ steps
@@ -243,27 +249,28 @@ class World:
     # ------------------------------------------------------------ chunks
 
     def _prefill(self) -> None:
-        """Tell the policy the first steps' selections. DRAM holds what they selected most, then the newest."""
-        hotness = []
+        """DRAM holds what the first steps select most, then the newest; and the policy is told of them."""
+        first, hotness = self._rules.prefill_steps, []
+        begin = min(each.needs.steps[first].due for each in self.requests)
         for request in self.requests:
-            total = np.zeros_like(request.heat)
-            for _ in range(self._rules.prefill_steps):
-                for group, of_group in enumerate(request.needs.steps[request.done].groups):
+            total = np.zeros(request.heat.shape)
+            for step in request.needs.steps[:first]:
+                for group, of_group in enumerate(step.groups):
                     total[group][of_group.selected] += of_group.counts
-                self._count(request)
-                request.done += 1
+            request.done = first
+            request.due = 1 + request.needs.steps[first].due - begin
             total[:, request.full_blocks :] = -1
-            request.due = 1 + request.needs.steps[request.done].due
-            request.due -= min(each.needs.steps[self._rules.prefill_steps].due for each in self.requests)
             hotness.append((total + np.arange(request.needs.blocks) / request.needs.blocks).ravel())
-        threshold = np.partition(np.concatenate(hotness), -self._free)[-self._free]
+        threshold = max(0, np.partition(np.concatenate(hotness), -self._free)[-self._free])
         for request, scores in zip(self.requests, hotness, strict=True):
-            for spot in np.flatnonzero(scores >= max(threshold, 0)).tolist():
+            for spot in np.flatnonzero(scores >= threshold)[: self._free].tolist():
                 group, block = divmod(spot, request.needs.blocks)
-                if self._free:
-                    self._free -= 1
-                    request.present[group, block] = True
-                    self.policy.granted(Place(request.identity, block, group), self.now_ns)
+                self._free -= 1
+                request.present[group, block] = True
+                self.policy.granted(Place(request.identity, block, group), self.now_ns)
+            for request.done in range(first):
+                self._count(request)
+            request.done = first
 
     def _land(self, place: Place) -> None:
         request, spot = self.requests[place.request], (place.block, place.chunk)
