@@ -81,7 +81,7 @@ class Mark(IntEnum):
 
 
 class Heat:
-    """Scores and marks of one request's chunks, by chunk and block. 10 bytes each; blocks are added as they are named."""
+    """Scores and marks of one request's chunks, by chunk and block. 10 bytes each; blocks come as they are named."""
 
     def __init__(self, number: int, request: RequestId) -> None:
         self.number = number

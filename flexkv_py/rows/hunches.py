@@ -28,9 +28,10 @@ Spot = tuple[int, int, int]
 class Kind:
     """Guesses of one reason at one distance (chunks or blocks away from what was seen).
 
-    Of what left (no reason), being missed again is "right"; until it is known, nothing is taken for cold. Urgent ones are all followed or none, or the step fails all the same; they are judged by what they brought. Of the
-    others some are only watched, and these are the judges: whether a selected chunk was needed is not seen when it
-    is there.
+    Of what left (no reason), being missed again is "right"; until it is known, nothing is taken for cold. Urgent
+    guesses are all followed or none, or the step fails all the same; they are judged by what they brought. Of the
+    others some are only watched, and these are the judges: whether a selected chunk was needed is not seen when it is
+    there.
     """
 
     def __init__(self, reason: Reason | None) -> None:

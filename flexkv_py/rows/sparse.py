@@ -149,7 +149,7 @@ class SparseRows:
     def resumed(self, request: RequestId, now_ns: int) -> None:
         self._alive(request, now_ns)
 
-    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:
+    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:  # noqa: ARG002 - by reports
         for _, _, hits, misses in entries:
             self.sizes.measured(request, hits, misses)
 

@@ -155,7 +155,7 @@ class World:
         if self.tick > TICKS_PER_STEP_MAX * (self.steps_done + 1):
             raise FlexKVError(
                 ErrorCode.BAD_ARGUMENT,
-                f"after {self.tick:,} ticks {self.steps_done:,} steps are done: the requests' needs do not fit together; "
+                f"after {self.tick:,} ticks {self.steps_done:,} steps are done: what the requests need does not fit; "
                 "give more DRAM, or fewer requests",
             )
         return not all(request.over for request in self.requests)
