@@ -48,6 +48,9 @@ segment_bytes = "{segment_mib}MiB"
 [ssd]
 directory = "{ssd}"
 bytes = "{ssd_mib}MiB"
+
+[row_path]
+policy = "sparse"
 """
 
 _S3_CONFIG = """
