@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from demo.cache import DemoCacheError
+from demo.cache import DemoCacheError, fence_pages
 from demo.hbm import HotMemory
 from demo.row_figures import Arrivals
 from demo.shape import CHUNK_TOKENS
@@ -231,7 +231,7 @@ class RowsLink:
             )
             (outcome,) = ticket.wait().outcomes
         except FlexKVError:
-            self._client.fence(self._registered, [order.page])
+            fence_pages(self._client, self._registered, [order.page])
             self._ended.put((order, SaveOutcome.THROTTLED))
         else:
             self._ended.put((order, _OUTCOMES.get(outcome.value, SaveOutcome.REFUSED)))
