@@ -93,6 +93,8 @@ class RowsLink:
     def find(self, tokens: Sequence[int]) -> Found:
         """The longest cached prefix of whole blocks."""
         keys = self._client.keys(tokens)
+        if not keys:
+            return Found([], None)
         found = self._client.match(keys, hold_s=_HOLD_S)
         return Found(keys[: found.length], found.lease)
 

@@ -42,11 +42,11 @@ class TieredStore:
         self.steps = 0
 
     def admit(self, job: Job, tokens: Sequence[int]) -> int | None:
-        """Rows of the prefix's whole blocks stay where they are unless there are pages for all of them."""
+        """Rows of cached whole blocks stay where they are unless there are pages for all; what is not cached is fed."""
         self._exchange()
-        found = self.link.find(job.prefix)
+        found = self.link.find(tokens[:-1])  # the last is fed in any case: its logits are wanted
         cached = len(found.keys)
-        admission = self.path.attach(job.request, cached * CHUNK_TOKENS, cached)
+        admission = self.path.attach(job.request, max(1, cached * CHUNK_TOKENS), cached)
         if admission is Admission.WAIT:
             found.release()
             return None

@@ -39,7 +39,7 @@ def test_a_quick_run_shows_every_phase(tmp_path: Path) -> None:
 
 
 def test_a_quick_run_over_rows_gives_every_token(tmp_path: Path) -> None:
-    """With a quarter of the KV in HBM and three fifths in DRAM: the same bits, absent rows met, some ahead of need."""
+    """With a quarter of the KV in HBM and three fifths in DRAM: the same bits, fewer absents where rows cluster."""
     figures_file = tmp_path / "figures.json"
     process = start(tmp_path, "--rows", "--json", str(figures_file))
     output, _ = process.communicate(timeout=280)
@@ -51,7 +51,7 @@ def test_a_quick_run_over_rows_gives_every_token(tmp_path: Path) -> None:
         assert case["tiered"]["tokens"] == case["resident"]["tokens"]
         assert case["tiered"]["absent"] > 0
     assert clustered["tiered"]["absent"] < scattered["tiered"]["absent"]
-    assert scattered["tiered"]["ahead"] + clustered["tiered"]["ahead"] > 0
+    assert 0 <= clustered["tiered"]["ahead_used"] <= clustered["tiered"]["ahead"]
     assert list(tmp_path.iterdir()) == [figures_file]
 
 
