@@ -92,7 +92,7 @@ async def _run_rows(options: argparse.Namespace, console: Console) -> int:
     with _work_directory(options.keep, console) as work, Show(console) as show:
         cases = await run_rows(work, options.seed, show, quick=options.quick)
     complaints = rows_report.verdict(cases)
-    console.print(*rows_report.tables_of(cases))
+    console.print(*rows_report.tables_of(cases), cases[0].results()[1].budget, highlight=False)
     _complain(complaints, console)
     if not complaints:
         count = sum(len(tokens) for case in cases for tokens in case.results()[1].tokens)
@@ -107,7 +107,7 @@ async def _run_sweep(options: argparse.Namespace, console: Console) -> int:
     with _work_directory(options.keep, console) as work, Show(console) as show:
         points = await run_sweep(work, options.seed, show)
     complaints = sweep_report.verdict(points)
-    console.print(sweep_report.table_of(points), points[-1].tiered.budget)
+    console.print(sweep_report.table_of(points), points[-1].tiered.budget, highlight=False)
     sweep_report.plot(points, options.plot)
     console.print(f"plotted: {options.plot}", highlight=False, soft_wrap=True)
     _complain(complaints, console)
