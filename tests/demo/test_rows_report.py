@@ -55,7 +55,12 @@ def sweep(tiered: dict[int, float]) -> list[Point]:
     """All-resident runs two at once; `tiered` says by count how many busy seconds."""
     dense = {1: 1.0, 2: 1.0, 4: 2.0, 8: 4.0}
     return [
-        Point(count, count >= 2, result(count, dense[count], min(count, 2)), result(count, tiered[count]))
+        Point(
+            count,
+            count >= 2,
+            [result(count, slow * dense[count], min(count, 2)) for slow in (3, 1)],
+            [result(count, slow * tiered[count]) for slow in (1, 2)],
+        )
         for count in dense
     ]
 
