@@ -97,7 +97,7 @@ def figures(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def table_of(points: Sequence[Point]) -> Table:
     """A row per count."""
-    title = "Generated tokens/s per busy second of the decoding thread (wall time)"
+    title = "Generated tokens/s per busy second of the decoding thread (wall time), fastest run"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("requests", "all-resident", "run at once", "tiered", "run at once", "of these hot", "ratio"):
         table.add_column(name, justify="right")
