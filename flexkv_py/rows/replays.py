@@ -130,19 +130,21 @@ def _bring(state: State, want: Want[DramCopy, Index]) -> _Want:
 
 
 def serve_hunches(state: State) -> None:
-    """Bring back what the policy takes for needed soon, as far as there is room."""
-    for place, _ in islice(state.rows.policy.ahead(state.now_ns), HUNCHES_PER_EVENT_MAX):
-        request = state.rows.by_id[place.request]
-        if place.block >= len(request.keys):  # a neighbour of the last
-            continue
-        block = request.index.blocks.get(request.keys[place.block])
-        source = None if block is None or request.index.closed else source_below(state, block)
-        if block is None or source is None:
-            continue
-        dram = block.dram
-        absent = dram is None or (dram.state is CopyState.READY and dram.lacks >> place.chunk & 1)
-        if absent and promote(state, block, source, 1 << place.chunk, Priority.PREFETCH) is None:
-            return
+    """Bring back what the policy takes for needed soon; what finds no room waits for it, and is the next to get it."""
+    table = state.rows
+    table.hunches.extend(hunch.place for hunch in islice(table.policy.ahead(state.now_ns), HUNCHES_PER_EVENT_MAX))
+    for _ in range(min(len(table.hunches), HUNCHES_PER_EVENT_MAX)):
+        place = table.hunches[0]
+        request = table.by_id.get(place.request)
+        known = request is not None and place.block < len(request.keys)  # a neighbour of the last is not
+        block = request.index.blocks.get(request.keys[place.block]) if request is not None and known else None
+        source = None if block is None or block.index.closed else source_below(state, block)
+        if block is not None and source is not None:
+            dram = block.dram
+            absent = dram is None or (dram.state is CopyState.READY and dram.lacks >> place.chunk & 1)
+            if absent and promote(state, block, source, 1 << place.chunk, Priority.PREFETCH) is None:
+                return
+        table.hunches.popleft()
 
 
 def refuse_late(state: State, request: Running) -> None:

@@ -14,7 +14,10 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
 from flexkv_py.rows.messages import RequestAttached
 from flexkv_py.rows.policies import ROW_POLICIES
-from flexkv_py.rows.policy import RequestId, RowPolicy
+from flexkv_py.rows.policy import Place, RequestId, RowPolicy
+
+HUNCHES_WAITING_MAX = 64
+"""So few that what waits for room is still needed when it gets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Requests(Generic[CopyT, IndexT]):
         self.of_session: dict[int, dict[int, Request[CopyT, IndexT]]] = {}  # by the engine's number; until it is gone
         self.changed: dict[Request[CopyT, IndexT], None] = {}  # there is something to tell
         self.going: dict[CopyT, int] = {}  # chunks (mask) that leave DRAM as soon as nobody reads them
+        self.hunches: deque[Place] = deque(maxlen=HUNCHES_WAITING_MAX)  # to be brought back; older ones are given up
         self.wants: deque[Want[CopyT, IndexT]] = deque()
         self.short_pages = 0  # what was in vain asked of DRAM while the last event was handled
         self._names: dict[tuple[IndexT, str | int, int], Request[CopyT, IndexT]] = {}

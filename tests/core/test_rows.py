@@ -38,6 +38,7 @@ from flexkv_py.core.messages import (
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
 from flexkv_py.rows import leaving
+from flexkv_py.rows.policy import Hunch, Place, Reason
 from flexkv_py.rows.table import RowLimits
 from tests.core.conftest import SPEC, Bench, chain
 
@@ -191,6 +192,22 @@ def detach_others(bench: Bench) -> None:
     """Make room that nobody waits for: the other save's block is written below, and may go."""
     bench.save(OTHERS[:1], ack=Tier.SSD)
     bench.settle()
+
+
+def test_what_the_policy_wants_back_waits_for_room(benches):
+    """DRAM is full when the policy speaks of a chunk: it comes as soon as there is room, without being named again."""
+    bench = shrunk(benches)
+    rows = bench.planner.state.rows
+    [request] = rows.by_id.values()
+    hunches = [Hunch(Place(request.id, 0, 1), Reason.RISING), Hunch(Place(request.id, 9, 0), Reason.NEIGHBOUR)]
+    rows.policy.ahead = lambda _: [hunches.pop(0)] if hunches else []
+    bench.tick()
+    assert (0, 1) not in table(bench)
+    assert bench.moves(MoveKind.PROMOTE) == []
+    bench.save(OTHERS[:1], ack=Tier.SSD)
+    bench.settle()
+    assert (0, 1) in table(bench)
+    assert not rows.hunches
 
 
 def test_what_a_failed_step_needs_stays_until_it_has_succeeded(benches):

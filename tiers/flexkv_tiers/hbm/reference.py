@@ -46,17 +46,17 @@ def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) ->
     """Bring the planned misses of one layer (index within the group) and plane into the hot buffer."""
     shape, moving = group.shape, group.shape.planes[plane]
     segments, words = requests.segments, moving.slot_bytes // 8
-    units = int(segments.units)
+    units, batch = int(segments.units), int(requests.batch)
     rows = group.rows[plane][layer].view(torch.int64).view(-1, words)
-    for row in range(int(requests.batch)):
-        count = int(group.miss_count[row])
-        frames = group.miss_frame[row, :count].numpy().astype(np.int64)
-        ids = group.miss_id[row, :count].numpy().astype(np.int64)
-        starts = frames % units * ALIGN_BYTES + moving.offsets[layer] + ids % shape.ids_per_block * moving.slot_bytes
-        for segment in np.unique(frames // units):
-            here = np.flatnonzero(frames // units == segment)
-            loaded = sliding_window_view(segments.views[segment], words)[starts[here] // 8]
-            rows[group.miss_slot[row, torch.from_numpy(here)].long()] = torch.from_numpy(loaded)
+    missed = np.arange(shape.picks) < group.miss_count[:batch, None].numpy()
+    frames, ids, slots = (
+        column[:batch].numpy()[missed].astype(np.int64) for column in (group.miss_frame, group.miss_id, group.miss_slot)
+    )
+    starts = frames % units * ALIGN_BYTES + moving.offsets[layer] + ids % shape.ids_per_block * moving.slot_bytes
+    for segment in np.unique(frames // units):
+        here = np.flatnonzero(frames // units == segment)
+        loaded = sliding_window_view(segments.views[segment], words)[starts[here] // 8]
+        rows[torch.from_numpy(slots[here])] = torch.from_numpy(loaded)
 
 
 def commit(requests: RequestTables) -> None:
@@ -71,6 +71,9 @@ def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor
     shape = group.shape
     _bind_written(requests, group, request)
     window = _window(requests, shape, request)
+    if bool((ids == EMPTY).all()) and not _overflows(shape, window):  # all of it lies in HBM pages
+        _place_newest(requests, group, window, row, request)
+        return
     saved = (ids >= 0) & (ids < window.first)
     newest = (ids >= window.first) & (ids < window.visible)
     refused = int(((ids < EMPTY) | (ids >= window.visible)).sum()) + _overflows(shape, window)

@@ -106,6 +106,10 @@ class Requests:
         self._of(request)
         return dict(self.pool.rooms[request].pages)
 
+    def length(self, request: int) -> int:
+        """Tokens of the request whose rows count."""
+        return self._of(request).newest.length
+
     def loading(self, request: int) -> dict[int, int]:
         """Block → HBM page of what is to be loaded, or is under way."""
         self._of(request)
