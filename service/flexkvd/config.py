@@ -157,6 +157,9 @@ class LimitsTable:
     memory_bytes_max: int = key(Kind.SIZE, "Size of one registered memory.", 1 << 40, low=4 * KIB, high=1 << 50)
     requests_per_session_max: int = key(Kind.COUNT, "Requests of one client that wait.", 4096, low=1, high=1 << 20)
     keys_per_message_max: int = key(Kind.COUNT, "Keys in one message.", 32_768, low=1, high=131_072)
+    keys_per_event_max: int = key(
+        Kind.COUNT, "Keys of a load or save placed before others get a turn.", 16, low=1, high=32_768
+    )
     hold_s_max: float = key(Kind.NUMBER, "Longest a lease lives.", 600.0, low=0.001, high=DAY_S)
     deadline_s_default: float = key(Kind.NUMBER, "Deadline of a ticket that names none.", 10.0, low=0.001, high=DAY_S)
     deadline_s_max: float = key(Kind.NUMBER, "Longest deadline or wait to ask for.", 600.0, low=0.001, high=DAY_S)

@@ -30,6 +30,7 @@ def planner_config(config: Config) -> PlannerConfig:
         sessions_max=limits.sessions_max,
         tickets_per_session_max=limits.tickets_per_session_max,
         leases_per_session_max=limits.leases_per_session_max,
+        keys_per_event_max=limits.keys_per_event_max,
         allocation_waiters_max=limits.allocation_waiters_max,
         demotions_in_flight_max=limits.demotions_in_flight_max,
         demotion_bytes_in_flight_max=limits.demotion_bytes_in_flight_max,
