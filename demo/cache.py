@@ -7,7 +7,7 @@ the cache. Decides nothing about tokens. Called by `engine` through `KvCache`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -30,6 +30,10 @@ _FENCE_TRIES_MAX = 12
 
 _STILL_HELD = {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.INTERNAL}
 """Errors of a fence that tell nothing of the copies: they may still run."""
+
+
+class DemoCacheError(Exception):
+    """The daemon could not give what a request rests on."""
 
 
 class HungDaemonError(Exception):
@@ -121,16 +125,7 @@ class DaemonCache:
     def fence(self, pages: Sequence[int]) -> None:
         """Return once no copy touches `pages`."""
         assert self._memory is not None
-        for _ in range(_FENCE_TRIES_MAX):
-            try:
-                return self._client.fence(self._memory, pages)
-            except FlexKVError as error:
-                self.note(error)
-                if error.code not in _STILL_HELD:
-                    # The daemon that was told of the pages is gone, its copy threads too: the kernel closes a
-                    # process's sockets after its last thread. Its successor, refusing us or not, never knew them.
-                    return None
-        raise HungDaemonError(f"the daemon has held {len(pages)} pages for too long and neither answers nor ends")
+        fence_pages(self._client, self._memory, pages, self.note)
 
     def note(self, error: FlexKVError) -> None:
         self.account.errors.append(error.code.value)
@@ -147,6 +142,22 @@ class DaemonCache:
                 layout=paged.layout.layers,
             )
         return self._memory
+
+
+def fence_pages(
+    client: Client, memory: Memory, pages: Sequence[int], note: Callable[[FlexKVError], None] = lambda _: None
+) -> None:
+    """Return once no copy touches `pages`, whatever becomes of the daemon; `note` hears of failures on the way."""
+    for _ in range(_FENCE_TRIES_MAX):
+        try:
+            return client.fence(memory, pages)
+        except FlexKVError as error:
+            note(error)
+            if error.code not in _STILL_HELD:
+                # The daemon that was told of the pages is gone, its copy threads too: the kernel closes a
+                # process's sockets after its last thread. Its successor, refusing us or not, never knew them.
+                return None
+    raise HungDaemonError(f"the daemon has held {len(pages)} pages for too long and neither answers nor ends")
 
 
 class _NothingLoading:

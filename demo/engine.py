@@ -132,3 +132,21 @@ class Engine:
                 logits = self.model.forward(tokens, first, context)
             load = None
         return logits
+
+
+def prefill_blocks(model: SparseTransformer, tokens: Sequence[int], context: RequestKV, cache: KvCache) -> int:
+    """Bring the rows of whole blocks in, from the cache as far as it goes; returns how many blocks were loaded.
+
+    What was computed is saved, and nothing reads the pages any more when this returns.
+    """
+    assert len(tokens) % CHUNK_TOKENS == 0
+    load = cache.load(tokens, context)
+    try:
+        load.wait_end()
+        loaded = load.blocks
+    except LoadFellShortError as short:
+        loaded = short.blocks
+    for first in range(loaded * CHUNK_TOKENS, len(tokens), CHUNK_TOKENS):
+        model.forward(tokens[first : first + CHUNK_TOKENS], first, context)
+    cache.save(tokens, loaded, context).wait_end()
+    return loaded

@@ -14,11 +14,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from demo.messages import WorkerReady, WorkRequest, WorkResult
+from demo.messages import WorkerReady
 from flexkvd.cli.s3server import S3Server
 
 _START_S_MAX = 60.0
@@ -26,6 +27,9 @@ _STOP_S_MAX = 30.0
 _ANSWER_S_MAX = 120.0
 _LINE_BYTES_MAX = 4 << 20
 _LOG_LINES = 30
+
+_SEGMENTS = 4
+"""Of a DRAM arena, about: a demo's arenas are of very different sizes."""
 
 _DRAM_SHARE, _SSD_SHARE = 0.5, 0.75
 """Of the bytes that a run saves in all."""
@@ -39,17 +43,25 @@ socket = "{admin}"
 
 [dram]
 bytes = "{dram_mib}MiB"
-segment_bytes = "1MiB"
+segment_bytes = "{segment_mib}MiB"
 
 [ssd]
 directory = "{ssd}"
 bytes = "{ssd_mib}MiB"
 
+[row_path]
+policy = "sparse"
+"""
+
+_S3_CONFIG = """
 [s3]
 bucket = "flexkv"
 endpoint_url = "{endpoint_url}"
 sign_payload = "never"
 """
+
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class DemoError(Exception):
@@ -109,25 +121,25 @@ class Child:
 
 
 class Worker(Child):
-    """A `demo.worker` process; serves one request at a time, others wait in line."""
+    """A process that answers a line of JSON with a line of JSON; one at a time, others wait in line."""
 
     def __init__(self, name: str, work: Path) -> None:
         super().__init__(name, work / f"{name}.log")
         self._turn = asyncio.Lock()
 
-    async def begin(self, socket_path: Path, seed: int) -> None:
-        """Start; `ready` returns when the model is built."""
-        options = ["--name", self.name, "--socket", str(socket_path), "--seed", str(seed)]
-        await self.start([sys.executable, "-m", "demo.worker", *options], talks=True)
+    async def begin(self, module: str, socket_path: Path, seed: int, *options: str) -> None:
+        """Start `python -m module`; `ready` returns when its model is built."""
+        told = ["--name", self.name, "--socket", str(socket_path), "--seed", str(seed), *options]
+        await self.start([sys.executable, "-m", module, *told], talks=True)
 
     async def ready(self) -> None:
         msgspec.json.decode(await self._line(_START_S_MAX), type=WorkerReady)
 
-    async def ask(self, request: WorkRequest) -> WorkResult:
+    async def ask(self, request: msgspec.Struct, answer: type[Answer], within_s: float = _ANSWER_S_MAX) -> Answer:
         async with self._turn:
             assert self.process.stdin is not None
             self.process.stdin.write(msgspec.json.encode(request) + b"\n")
-            return msgspec.json.decode(await self._line(_ANSWER_S_MAX), type=WorkResult)
+            return msgspec.json.decode(await self._line(within_s), type=answer)
 
     async def _line(self, timeout_s: float) -> bytes:
         assert self.process.stdout is not None
@@ -166,14 +178,21 @@ class Daemon(Child):
     def configure(self, s3: S3Server, working_set_bytes: int) -> None:
         """Write a configuration in which no tier but S3 holds all of a run; credentials go by the environment."""
         self._environment = s3.environment
+        self.configure_tiers(round(_DRAM_SHARE * working_set_bytes), round(_SSD_SHARE * working_set_bytes))
+        with self._config.open("a") as config:
+            config.write(_S3_CONFIG.format(endpoint_url=s3.endpoint_url))
+
+    def configure_tiers(self, dram_bytes: int, ssd_bytes: int) -> None:
+        """Write a configuration with these tiers, in whole MiB, and DRAM in whole segments."""
+        segment_mib = max(1, (dram_bytes >> 20) // _SEGMENTS)
         self._config.write_text(
             _CONFIG.format(
                 worker=self.socket,
                 admin=self._admin,
-                dram_mib=max(1, round(_DRAM_SHARE * working_set_bytes / 2**20)),
+                dram_mib=max(1, (dram_bytes >> 20) // segment_mib * segment_mib),
+                segment_mib=segment_mib,
                 ssd=self.ssd_directory,
-                ssd_mib=max(1, round(_SSD_SHARE * working_set_bytes / 2**20)),
-                endpoint_url=s3.endpoint_url,
+                ssd_mib=max(1, ssd_bytes >> 20),
             )
         )
 

@@ -1,7 +1,7 @@
 """A small sparse-attention transformer whose bits do not depend on what was cached.
 
-Owns weights, shapes and the forward pass. Knows nothing of pages, requests or the daemon: it reads and
-writes KV rows through `KvContext`. Called by `engine`.
+Owns shapes and the forward pass; the numbers are `weights`'. Knows nothing of pages, requests or the daemon: it
+reads and writes KV rows through `KvContext`. Called by `engine`, and by `batch` for steps of many requests.
 
 As in MLA, a token leaves one latent row per layer (compressed KV ‖ rotary key), shared by all heads. As
 in DSA, an indexer scores every earlier token and attention reads only the `top_k` best; the layers of
@@ -20,13 +20,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from demo.shape import CHUNK_TOKENS, INDEX, KV, ModelShape
+from demo.weights import Weights, random_weights
 
+MakeWeights = Callable[[ModelShape, int], Weights]
 _POSITION_BITS = 20
 
 
@@ -62,14 +64,37 @@ class _Span:
         return slice(self.first - self.start, self.last + 1 - self.start)
 
 
-class SparseTransformer:
-    """Fixed, seeded weights and one entry: `forward` over one chunk."""
+class IndexRows(NamedTuple):
+    """What a group's indexer makes of a forward's rows."""
 
-    def __init__(self, shape: ModelShape, seed: int, positions_max: int) -> None:
+    query: Tensor
+    """[64, heads, width], rotated."""
+    gate: Tensor
+    """[64, heads]"""
+    key: Tensor
+    """[64, width], rotated, bfloat16."""
+
+
+class Attention(Protocol):
+    """Where a forward's rows go, and which rows its attention reads: a prefilled chunk's, or a decode batch's."""
+
+    def select(self, group: int, index: IndexRows) -> Tensor:
+        """Store the group's index keys and decide what its layers read; returns which cells are real [64, K]."""
+        ...
+
+    def exchange(self, layer: int, rows: Tensor) -> Tensor:
+        """Store the forward's KV rows [64, width]; returns those selected [64, K, width]. All bfloat16."""
+        ...
+
+
+class SparseTransformer:
+    """Fixed, seeded weights; `forward` over one chunk of a request, `run` over any 64 rows."""
+
+    def __init__(self, shape: ModelShape, seed: int, positions_max: int, make: MakeWeights = random_weights) -> None:
         assert shape.layers % shape.layers_per_group == 0
         assert positions_max < 1 << _POSITION_BITS
         self.shape = shape
-        self._weights = _make_weights(shape, seed)
+        self._weights = make(shape, seed)
         self._rotary = {
             width: _rotary_tables(width, positions_max) for width in (shape.rotary_width, shape.index_width)
         }
@@ -88,55 +113,48 @@ class SparseTransformer:
         assert span.last < span.start + CHUNK_TOKENS
         padded = torch.zeros(CHUNK_TOKENS, dtype=torch.int64)
         padded[span.rows] = torch.tensor(tokens)
-        x = self._weights["embedding"][padded]
-        for number, group in enumerate(self.shape.groups):
-            before_group(number)
-            selection = self._select(group[0], x, span, kv)
-            for layer in group:
-                x = x + self._attend(layer, x, span, kv, selection)
-                x = x + self._feed_forward(layer, x)
-        last_row = x[span.rows][-1:]
-        return (_normalise(last_row) @ self._weights["head"])[0]
+        positions = torch.arange(span.start, span.start + CHUNK_TOKENS)
+        x = self.run(padded, positions, _Chunk(self.shape, span, kv, before_group))
+        return self.logits(x[span.rows][-1:])[0]
 
-    def _select(self, layer: int, x: Tensor, span: _Span, kv: KvContext) -> tuple[Tensor, Tensor]:
-        """Positions [64, K] the group's attention reads, ascending, and which of them are real [64, K]."""
+    @torch.inference_mode()
+    def run(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """The residual stream [64, width] after all layers, of 64 rows: `tokens` and `positions` int64 [64].
+
+        No operation here mixes rows; a row's bits depend on its number, on its own token and position, and on
+        what `attention` gives it to read.
+        """
+        x = self._weights["embedding"][tokens]
+        for number, group in enumerate(self.shape.groups):
+            real = attention.select(number, self._index(group[0], x, positions))
+            for layer in group:
+                x = x + self._attend(layer, x, positions, real, attention)
+                x = x + self._feed_forward(layer, x)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, x: Tensor) -> Tensor:
+        """Of rows of the residual stream [n, width]: [n, vocabulary]."""
+        return _normalise(x) @ self._weights["head"]
+
+    def _index(self, layer: int, x: Tensor, positions: Tensor) -> IndexRows:
         shape, weights = self.shape, self._weights
         normal = _normalise(x)
-        key = self._rotate(normal @ weights[f"{layer}.index_key"], span)
-        kv.write(INDEX, layer, span.first, key[span.rows].bfloat16())
-        context = span.start + CHUNK_TOKENS
-        keys = kv.read_all(INDEX, layer, context).float()
+        key = self._rotate(normal @ weights[f"{layer}.index_key"], positions)
         query = (normal @ weights[f"{layer}.index_query"]).view(CHUNK_TOKENS, shape.index_heads, -1)
         gate = torch.sigmoid(normal @ weights[f"{layer}.index_gate"])
-        scores = torch.zeros(CHUNK_TOKENS, context)
-        for head in range(shape.index_heads):
-            match = self._rotate(query[:, head], span) @ keys.T
-            scores.addcmul_(gate[:, head : head + 1], match.relu_())
-        own = torch.arange(span.start, context)
-        visible_last = own.clamp(max=span.last)  # padding after the last token must not read unwritten rows
-        position = torch.arange(context)
-        hidden = position[None, :] > visible_last[:, None]
-        order = _order_of(scores, position).masked_fill_(hidden, -1)
-        chosen = torch.topk(order, min(shape.top_k, context), dim=1, sorted=False).values
-        real = chosen >= 0
-        selected = torch.where(real, chosen & ((1 << _POSITION_BITS) - 1), 0)
-        selected, by_position = torch.sort(selected + (~real).long() * context, dim=1, stable=True)
-        real = real.gather(1, by_position)
-        return torch.where(real, selected, 0), real
+        return IndexRows(self._rotate(query, positions), gate, key.bfloat16())
 
-    def _attend(self, layer: int, x: Tensor, span: _Span, kv: KvContext, selection: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend(self, layer: int, x: Tensor, positions: Tensor, real: Tensor, attention: Attention) -> Tensor:
         """Attention over the selected rows, in the absorbed form of MLA: [64, width]."""
         shape, weights = self.shape, self._weights
         normal = _normalise(x)
         latent = _normalise(normal @ weights[f"{layer}.latent"])
-        rotary_key = self._rotate(normal @ weights[f"{layer}.rotary_key"], span)
-        row = torch.cat([latent, rotary_key], dim=1).bfloat16()
-        kv.write(KV, layer, span.first, row[span.rows])
+        rotary_key = self._rotate(normal @ weights[f"{layer}.rotary_key"], positions)
+        rows = attention.exchange(layer, torch.cat([latent, rotary_key], dim=1).bfloat16()).float()
         query = torch.einsum("tw,whl->thl", normal, weights[f"{layer}.query"])
         rotary_query = (normal @ weights[f"{layer}.rotary_query"]).view(CHUNK_TOKENS, shape.heads, -1)
-        rotary_query = self._rotate(rotary_query, span)
-        positions, real = selection
-        rows = kv.read(KV, layer, positions).float()  # [64, K, row]
+        rotary_query = self._rotate(rotary_query, positions)
         scores = torch.cat([query, rotary_query], dim=2) @ rows.transpose(1, 2) / math.sqrt(shape.row_width)
         scores = scores.masked_fill(~real[:, None, :], -math.inf)
         mixed = torch.softmax(scores, dim=2) @ rows[:, :, : shape.latent_width]
@@ -147,13 +165,59 @@ class SparseTransformer:
         gate = torch.nn.functional.silu(normal @ weights[f"{layer}.gate"])
         return (gate * (normal @ weights[f"{layer}.up"])) @ weights[f"{layer}.down"]
 
-    def _rotate(self, x: Tensor, span: _Span) -> Tensor:
-        """Rotary embedding of rows [64, width] or [64, heads, width] at the chunk's positions."""
-        cosine, sine = (table[span.start : span.start + CHUNK_TOKENS] for table in self._rotary[x.shape[-1]])
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary embedding of rows [64, width] or [64, heads, width] at `positions` [64]."""
+        cosine, sine = (table[positions] for table in self._rotary[x.shape[-1]])
         if x.dim() == 3:
             cosine, sine = cosine[:, None], sine[:, None]
         even, odd = x.chunk(2, dim=-1)
         return torch.cat([even * cosine - odd * sine, even * sine + odd * cosine], dim=-1)
+
+
+class _Chunk:
+    """The attention of one aligned chunk of one request (`Attention`)."""
+
+    def __init__(self, shape: ModelShape, span: _Span, kv: KvContext, before_group: Callable[[int], None]) -> None:
+        self._shape, self._span, self._kv, self._before_group = shape, span, kv, before_group
+        self._selected = torch.empty(0)
+
+    def select(self, group: int, index: IndexRows) -> Tensor:
+        self._before_group(group)
+        span, layer = self._span, self._shape.groups[group][0]
+        self._kv.write(INDEX, layer, span.first, index.key[span.rows])
+        context = span.start + CHUNK_TOKENS
+        scores = index_scores(index.query, index.gate, self._kv.read_all(INDEX, layer, context))
+        # Padding after the last token must not read unwritten rows.
+        visible_last = torch.arange(span.start, context).clamp(max=span.last)
+        self._selected, real = best_positions(scores, visible_last, self._shape.top_k)
+        return real
+
+    def exchange(self, layer: int, rows: Tensor) -> Tensor:
+        self._kv.write(KV, layer, self._span.first, rows[self._span.rows])
+        return self._kv.read(KV, layer, self._selected)
+
+
+def index_scores(query: Tensor, gate: Tensor, keys: Tensor) -> Tensor:
+    """Scores >= 0 of all `keys` [context, width] for each of n queries [n, heads, width]: [n, context]."""
+    transposed = keys.float().T
+    scores = torch.zeros(len(query), len(keys))
+    for head in range(query.shape[1]):
+        scores.addcmul_(gate[:, head : head + 1], (query[:, head] @ transposed).relu_())
+    return scores
+
+
+def best_positions(scores: Tensor, visible_last: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Of `scores` [n, context] the K best positions up to `visible_last` [n], ascending; which cells are real."""
+    context = scores.shape[1]
+    position = torch.arange(context)
+    hidden = position[None, :] > visible_last[:, None]
+    order = _order_of(scores, position).masked_fill_(hidden, -1)
+    chosen = torch.topk(order, min(top_k, context), dim=1, sorted=False).values
+    real = chosen >= 0
+    selected = torch.where(real, chosen & ((1 << _POSITION_BITS) - 1), 0)
+    selected, by_position = torch.sort(selected + (~real).long() * context, dim=1, stable=True)
+    real = real.gather(1, by_position)
+    return torch.where(real, selected, 0), real
 
 
 def sample(logits: Tensor, seed: int, position: int, temperature: float = 0.7) -> int:
@@ -181,30 +245,3 @@ def _rotary_tables(width: int, positions_max: int) -> tuple[Tensor, Tensor]:
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(positions_max, dtype=torch.float64)[:, None] * frequency
     return angle.cos().float(), angle.sin().float()
-
-
-def _make_weights(shape: ModelShape, seed: int) -> dict[str, Tensor]:
-    """All weights, float32, drawn in one fixed order; each scaled by the square root of its inputs."""
-    generator = torch.Generator().manual_seed(seed)
-    weights: dict[str, Tensor] = {}
-
-    def draw(name: str, *size: int, inputs: int) -> None:
-        weights[name] = torch.randn(*size, generator=generator) / math.sqrt(inputs)
-
-    width, hidden, heads, latent = shape.width, shape.hidden_width, shape.heads, shape.latent_width
-    draw("embedding", shape.vocabulary, width, inputs=1)
-    draw("head", width, shape.vocabulary, inputs=width // 4)
-    for layer in range(shape.layers):
-        if layer % shape.layers_per_group == 0:
-            draw(f"{layer}.index_key", width, shape.index_width, inputs=width)
-            draw(f"{layer}.index_query", width, shape.index_heads * shape.index_width, inputs=width)
-            draw(f"{layer}.index_gate", width, shape.index_heads, inputs=width)
-        draw(f"{layer}.latent", width, latent, inputs=width)
-        draw(f"{layer}.rotary_key", width, shape.rotary_width, inputs=width)
-        draw(f"{layer}.query", width, heads, latent, inputs=width)
-        draw(f"{layer}.rotary_query", width, heads * shape.rotary_width, inputs=width)
-        draw(f"{layer}.output", heads * latent, width, inputs=heads * latent)
-        draw(f"{layer}.gate", width, hidden, inputs=width)
-        draw(f"{layer}.up", width, hidden, inputs=width)
-        draw(f"{layer}.down", hidden, width, inputs=hidden)
-    return weights

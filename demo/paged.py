@@ -52,12 +52,18 @@ class PagedKV:
     def free_count(self) -> int:
         return len(self._free)
 
+    def has_room(self, tokens: int) -> bool:
+        """Whether a request of `tokens` tokens finds its pages."""
+        return self._pages_of(tokens) <= len(self._free)
+
     def open(self, tokens: int) -> RequestKV:
         """Pages for a request of `tokens` tokens, whole blocks."""
-        blocks = -(-tokens // self.geometry.tokens_per_block)
-        count = blocks * self.pages_per_block
+        count = self._pages_of(tokens)
         assert count <= len(self._free), f"{count} pages wanted, {len(self._free)} free: make page_count larger"
         return RequestKV(self, [self._free.pop() for _ in range(count)])
+
+    def _pages_of(self, tokens: int) -> int:
+        return -(-tokens // self.geometry.tokens_per_block) * self.pages_per_block
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Make pages free. No copy of the daemon may still touch them."""
@@ -88,16 +94,16 @@ class RequestKV:
         self.memory = memory
         self.pages = pages
         first_row = torch.tensor(pages, dtype=torch.int64) * memory.page_tokens
-        self._row_of = (first_row[:, None] + torch.arange(memory.page_tokens)).reshape(-1)
+        self.row_of: Tensor = (first_row[:, None] + torch.arange(memory.page_tokens)).reshape(-1)
 
     def write(self, plane: int, layer: int, first: int, rows: Tensor) -> None:
-        self.memory.rows(plane, layer).index_copy_(0, self._row_of[first : first + len(rows)], rows)
+        self.memory.rows(plane, layer).index_copy_(0, self.row_of[first : first + len(rows)], rows)
 
     def read_all(self, plane: int, layer: int, count: int) -> Tensor:
-        return self.memory.rows(plane, layer)[self._row_of[:count]]
+        return self.memory.rows(plane, layer)[self.row_of[:count]]
 
     def read(self, plane: int, layer: int, positions: Tensor) -> Tensor:
-        return self.memory.rows(plane, layer)[self._row_of[positions]]
+        return self.memory.rows(plane, layer)[self.row_of[positions]]
 
     def block_pages(self, first: int, last: int) -> list[int]:
         """Pages of blocks `first` to `last` (exclusive), in order."""

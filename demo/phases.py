@@ -125,7 +125,8 @@ class Demo:
                     turn = session[number]
                     prompt = turn.prompt(history)
                     worker = self._workers[turn.worker(len(self._workers))]
-                    result = await worker.ask(WorkRequest(prompt, turn.new_tokens, turn.seed, cached))
+                    request = WorkRequest(prompt, turn.new_tokens, turn.seed, cached)
+                    result = await worker.ask(request, WorkResult)
                     history[:] = [*prompt, *result.tokens]
                     keep(turn, result)
                     advance()

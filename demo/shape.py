@@ -58,3 +58,12 @@ class ModelShape:
             revision=revision,
             chunk_bytes_min=16 * 1024,
         )
+
+
+SHAPES = {
+    "rows": ModelShape(layers_per_group=4),
+    "wide": ModelShape(layers_per_group=4, width=384, hidden_width=1536),
+}
+"""Models of the row path. Two groups, so that index keys, which stay in HBM, are 6 % of the KV; real ones have more
+layers to a group or wider rows, and about as much. The wide one's weights are what most of a step is spent on, as in
+real models: that is what decoding many requests at once shares."""

@@ -30,6 +30,8 @@ class ErrorCode(StrEnum):
     DEVICE_UNKNOWN = "device_unknown"
     UNKNOWN_TICKET = "unknown_ticket"
     UNKNOWN_LEASE = "unknown_lease"
+    UNKNOWN_REQUEST = "unknown_request"
+    ACK_OVERDUE = "ack_overdue"
     LIMIT_EXCEEDED = "limit_exceeded"
     THROTTLED = "throttled"
     DEADLINE_EXCEEDED = "deadline_exceeded"

@@ -8,10 +8,11 @@ u32 little endian, or the engine's own hash. Two kinds never collide, because th
 from __future__ import annotations
 
 import hashlib
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import NewType, overload
+from typing import NewType, cast, overload
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 
@@ -117,8 +118,7 @@ class KeyRun(Sequence[BlockKey]):
 
     def distinct(self) -> list[BlockKey]:
         """All keys as a list; a duplicate is an error, because one block cannot fill two places."""
-        raw = self._raw
-        keys = [BlockKey(raw[at : at + KEY_BYTES]) for at in range(0, len(raw), KEY_BYTES)]
+        keys = cast("list[BlockKey]", list(struct.unpack(f"{KEY_BYTES}s" * self._count, self._raw)))
         if len(set(keys)) != len(keys):
             seen: set[BlockKey] = set()
             twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]

@@ -54,6 +54,17 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
+class ReplayOutcome(StrEnum):
+    """Why what a step of the row path missed will not come."""
+
+    TOO_MANY = "too_many"
+    """The step failed `absent_replays_max` times in a row."""
+    NO_ROOM = "no_room"
+    """More than DRAM can hold at once is asked for by steps that wait."""
+    LOST = "lost"
+    """The block is in no tier any more, or its tier does not give it."""
+
+
 class TicketKind(StrEnum):
     """What a ticket runs."""
 

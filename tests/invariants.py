@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index, children_of
+from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Index, children_of
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.messages import MoveKind, TicketKind, Tier
+from flexkv_py.core.placement import is_below
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Demand, TransferKind
+from flexkv_py.core.transfers import Demand
 from flexkv_py.keys import ROOT
+from flexkv_py.rows.grants import chunks_in
+from tests import row_invariants
 
 
 def check(planner: Planner) -> None:
@@ -29,6 +32,7 @@ def check(planner: Planner) -> None:
     _check_levels(state, copies)
     _check_holds(state, indexes)
     _check_tickets(state)
+    row_invariants.check(state, indexes)
 
 
 def _all_indexes(state: State) -> list[Index]:
@@ -60,8 +64,12 @@ def _check_chains(state: State, index: Index) -> None:
 def _check_copy(state: State, copy: Copy) -> None:
     in_order = copy.queue is not None
     assert in_order == (copy.state is CopyState.READY and copy.readers == 0), f"{copy}: in_order={in_order}"
-    if copy.state is CopyState.READY and copy.block.index.spec is not None and copy.tier is Tier.DRAM:
-        assert copy.present == copy.block.index.full_mask
+    if isinstance(copy, DramCopy):
+        assert copy.present & copy.filling == 0
+        assert bool(copy.filling) <= (copy.state is CopyState.FILLING), f"{copy} is filled, yet not FILLING"
+        assert copy.state is not CopyState.READY or copy.present, f"{copy} has nothing"
+        in_part = copy.state is CopyState.READY and copy.lacks
+        assert not in_part or is_below(copy.block, Tier.DRAM), f"{copy} is there in part, and nowhere else"
     assert copy.tier in state.levels
 
 
@@ -70,24 +78,25 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
     fills: Counter[Copy] = Counter()
     drops: Counter[Copy] = Counter()
     for transfer in state.transfers.values():
-        if transfer.kind is TransferKind.LOAD or transfer.kind is TransferKind.DEMOTE:
+        if transfer.kind is TicketKind.LOAD or transfer.kind is MoveKind.DEMOTE:
             readers[transfer.copy] += 1
-        if transfer.kind is TransferKind.PROMOTE:
+        if transfer.kind is MoveKind.PROMOTE:
             assert transfer.other is not None
             readers[transfer.other] += 1
             fills[transfer.copy] += 1
-        if transfer.kind is TransferKind.DEMOTE:
+        if transfer.kind is MoveKind.DEMOTE:
             assert transfer.other is not None
             fills[transfer.other] += 1
-        if transfer.kind is TransferKind.SAVE:
+        if transfer.kind is TicketKind.SAVE:
             fills[transfer.copy] += 1
-        if transfer.kind is TransferKind.DROP:
+        if transfer.kind is MoveKind.DROP:
             drops[transfer.copy] += 1
     for level in state.levels.values():
         drops.update(copy for _, copy in level.undropped)
     for want in live_demands(state):
         if want.staged is not None:
             readers[want.staged] += 1
+    readers.update(row_invariants.readers(state))
     for copy in [*copies, *state.dropped]:
         assert copy.readers == readers[copy], f"{copy}: {readers[copy]} readers are known"
         assert (copy.state is CopyState.FILLING) == (fills[copy] == 1), f"{copy}: {fills[copy]} fills are known"
@@ -98,7 +107,7 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
 def live_demands(state: State) -> list[Demand]:
     waiting = [want for queue in state.demands.values() for want in queue]
     for waiters in state.waiters.values():
-        waiting.extend(waiter.demand for waiter in waiters if waiter.demand is not None)
+        waiting.extend(waiter for waiter in waiters if isinstance(waiter, Demand))
     return waiting
 
 
@@ -106,14 +115,15 @@ def _check_frames(state: State, copies: list[Copy]) -> None:
     seen: set[int] = set()
     pages = 0
     for copy in [*copies, *state.dropped]:
-        if copy.tier is not Tier.DRAM:
+        if not isinstance(copy, DramCopy):
             continue
         size = copy.block.index.frame_pages
-        for frame in copy.frames:
+        there = [copy.frames[chunk] for chunk in chunks_in(copy.present | copy.filling)]
+        for frame in there:
             covered = range(frame, frame + size)
             assert seen.isdisjoint(covered), f"{copy}: frame {frame} belongs to two copies"
             seen.update(covered)
-        pages += size * len(copy.frames)
+        pages += size * len(there)
     assert state.frames.used_pages == pages, f"{state.frames.used_pages} pages are taken, {pages} are named"
     assert used_pages(state.frames) == pages
 
@@ -144,15 +154,15 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
     promoted: list[int] = []
     loading: Counter[Tier] = Counter()
     for transfer in state.transfers.values():
-        if transfer.kind is TransferKind.DEMOTE and transfer.other is not None:
+        if transfer.kind is MoveKind.DEMOTE and transfer.other is not None:
             writes[transfer.other.tier] += 1
-            written[transfer.other.tier] += transfer.block.index.record_bytes
-        if transfer.kind is TransferKind.PROMOTE:
-            promoted.append(transfer.block.index.record_bytes)
+            written[transfer.other.tier] += transfer.copy.block.index.record_bytes
+        if transfer.kind is MoveKind.PROMOTE:
+            promoted.append(transfer.copy.block.index.record_bytes)
             if transfer.ahead_bytes and transfer.other is not None:
-                loading[transfer.other.tier] += transfer.block.index.record_bytes
-        if transfer.kind is TransferKind.DROP:
-            dropping[transfer.copy.tier] += transfer.block.index.record_bytes
+                loading[transfer.other.tier] += transfer.copy.block.index.record_bytes
+        if transfer.kind is MoveKind.DROP:
+            dropping[transfer.copy.tier] += transfer.copy.block.index.record_bytes
     assert (state.promotions.count, state.promotions.bytes) == (len(promoted), sum(promoted)), "promotions miscounted"
     for tier, level in state.levels.items():
         assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"
@@ -169,7 +179,7 @@ def _check_holds(state: State, indexes: list[Index]) -> None:
     holds: Counter[Block] = Counter()
     for session in state.sessions.values():
         for lease in session.leases.values():
-            assert state.lease_owner[lease.id] == session.id
+            assert state.leases[lease.id] is lease
             holds.update(lease.blocks)
     for want in live_demands(state):
         holds[want.block] += 1
@@ -182,7 +192,11 @@ def _check_tickets(state: State) -> None:
     owned = sum(len(session.tickets) for session in state.sessions.values())
     of_daemon = sum(ticket.session not in state.sessions for ticket in state.tickets.values())
     assert owned + of_daemon == len(state.tickets)
+    waiting = Counter(ticket for line in state.lines.values() for ticket, _ in line)
+    assert all(ticket.waiting == count for ticket, count in waiting.items())
+    assert all(session.arrived for session in state.arrivals)
+    assert all(session in state.arrivals for session in state.sessions.values() if session.arrived)
     for number, ticket in state.tickets.items():
         assert ticket.id == number
         assert not ticket.over
-        assert ticket.open == ticket.outcomes.count(None)
+        assert ticket.open == ticket.outcomes.count(None) or ticket.kind is TicketKind.FLUSH

@@ -1,114 +1,57 @@
 """The asyncio client: the blocking one's twin for programs that live on a loop.
 
-Owns when to connect, and what the caller holds in hand. All it believes is in `client.session`, which
-it shares with the blocking client; the socket is `client.aio_link`'s. Use it from one loop only.
+Owns what the caller holds in hand. All it believes is in `client.session`, which it shares with the blocking
+client; when to connect is `client.aio_connected`'s. Use it from one loop only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
-
-import msgspec
 
 from flexkv_py.client import requests
-from flexkv_py.client.aio_link import AsyncLink
+from flexkv_py.client.aio_connected import AsyncConnectedClient
+from flexkv_py.client.arena import ArenaMap
+from flexkv_py.client.calls import Handle, Registration
 from flexkv_py.client.requests import TicketProgress
-from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile, still_connecting
-from flexkv_py.client.sockets import close_descriptors, connect_socket, enlist, forget_memories, forked
-from flexkv_py.errors import FlexKVError
-from flexkv_py.geometry import Geometry
-from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.client.rows import AttachedRequest
+from flexkv_py.client.sockets import close_descriptors
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.keys import ROOT, BlockKey
 from flexkv_py.wire.messages import (
+    Attach,
+    Attached,
     Cancel,
-    ClientMessage,
     DaemonMessage,
+    Detach,
     DeviceAllocation,
     Done,
     Fence,
     Flush,
     LayerLayout,
     Load,
+    MapArena,
     Match,
     Matched,
     Opened,
+    Pages,
     Ping,
     Prefetch,
     Progress,
-    Registered,
     RegisterMemory,
     Release,
     Reset,
     Run,
     Save,
+    Segments,
     UnregisterMemory,
     Wait,
 )
 
 
-class AsyncClient:
+class AsyncClient(AsyncConnectedClient):
     """`flexkv_py.client.Client` with `await`: same calls, same errors, for one event loop."""
-
-    def __init__(
-        self,
-        path: str | Path,
-        geometry: Geometry,
-        *,
-        role: str = "worker",
-        instance: str = "",
-        shard: int = 0,
-        tenant: str = "default",
-        epoch: int = 0,
-        token: str = "",
-        timeout_s: float = 5.0,
-    ) -> None:
-        self._path = requests.check_path(path)
-        self._geometry = geometry
-        self.timeout_s = timeout_s
-        self._session = Session(requests.hello_of(geometry, role, instance, shard, tenant, epoch, token))
-        self._connecting = asyncio.Lock()  # one task connects, the others wait for it
-        self._link: AsyncLink | None = None  # published once greeted and all memories are registered
-        self._refusal: FlexKVError | None = None  # set for good when closed, or in a forked child
-        enlist(self)
-
-    # ----------------------------------------------------------- connection
-
-    async def connect(self) -> None:
-        """Connect now, whatever the back-off says; without it the first call connects."""
-        await self._linked(self._deadline_s(), patient=False)
-
-    async def close(self) -> None:
-        """End the session: the daemon gives up its tickets, leases and memories."""
-        async with self._connecting:
-            self._refusal = self._refusal or requests.closed()
-            if self._link is not None:
-                self._link.lose("this client was closed")
-                self._link = None
-            forget_memories(self._session)
-
-    async def __aenter__(self) -> Self:
-        await self.connect()
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        await self.close()
-
-    @property
-    def namespace(self) -> NamespaceDigest:
-        """What this client's keys are derived from; connect first."""
-        return NamespaceDigest(self._session.greeted.namespace)
-
-    @property
-    def boot(self) -> bytes:
-        """Names the daemon's life this client last spoke to; connect first."""
-        return self._session.greeted.boot
-
-    @property
-    def chunk_count(self) -> int:
-        return self._geometry.chunk_count
 
     # ---------------------------------------------------------------- calls
 
@@ -167,7 +110,9 @@ class AsyncClient:
         """Promote `keys` and copy them into `pages` of `memory`: whole blocks, in the order of the keys."""
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         deadline_ms = requests.milliseconds(deadline_s, "deadline_s")
-        opened, life = await self._ask_on(memory, lambda name: Load(0, packed, places, name, deadline_ms), Opened)
+        opened, life = await self._ask_on(
+            memory.registration, lambda name: Load(0, packed, places, name, deadline_ms), Opened
+        )
         return AsyncTicket(self, Handle(opened.ticket, life))
 
     async def save(
@@ -188,7 +133,7 @@ class AsyncClient:
         def build(name: int) -> Save:
             return Save(0, packed, places, name, above, deadline_ms, ack, skip_below, high_priority)
 
-        opened, life = await self._ask_on(memory, build, Opened)
+        opened, life = await self._ask_on(memory.registration, build, Opened)
         return AsyncTicket(self, Handle(opened.ticket, life))
 
     async def prefetch(self, keys: Sequence[BlockKey], deadline_s: float = 10.0) -> AsyncTicket:
@@ -205,7 +150,7 @@ class AsyncClient:
     async def fence(self, memory: AsyncMemory, pages: Sequence[int] = ()) -> None:
         """Return once no running copy touches `pages` (none given: any page) of `memory`."""
         packed = requests.pack_pages(pages)
-        await self._ask_on(memory, lambda name: Fence(0, name, packed), Done)
+        await self._ask_on(memory.registration, lambda name: Fence(0, name, packed), Done)
 
     async def reset(self, epoch: int) -> None:
         """Forget everything saved under this geometry and tenant at `epoch`; the daemon goes on if the time is up."""
@@ -220,101 +165,90 @@ class AsyncClient:
         """What the daemon said of its own accord since the last poll, oldest first."""
         return self._session.take_daemon_messages()
 
-    # ---------------------------------------------- for handles, and the insides
+    # ------------------------------------------------------------- row path
 
-    async def ask_about(
-        self, handle: Handle, message: ClientMessage, expect: type[Reply], reply_by_s: float | None = None
-    ) -> Reply:
-        """Ask about a ticket or lease. Never connects: what it names would be void on a new connection."""
-        self._check_usable()
-        self._session.require(handle)
-        if self._link is None:
-            raise lost_meanwhile()
-        deadline_s = self._deadline_s() if reply_by_s is None else reply_by_s
-        return await self._link.exchange(message, expect, deadline_s, handle)
+    async def map_arena(self, *, writable: bool = False) -> ArenaMap:
+        """The daemon's arena, mapped once in its life. `writable` needs a trust group configured `shared`."""
+        async with self._mapping:
+            deadline_s = self._deadline_s()
+            link, boot = await self._linked(deadline_s), self._session.greeted.boot
+            known = self._arena
+            if known is not None and known.boot == boot and known.writable >= writable:
+                return known
+            arena = ArenaMap(boot, writable=writable)
+            while not arena.complete:
+                arena.add(*await link.fetch(MapArena(0, len(arena.segments), writable), Segments, deadline_s))
+            self._arena = arena
+            return arena
+
+    async def attach(self, request: int, keys: Sequence[BlockKey]) -> AsyncRowRequest:
+        """Let `request`, a number of the caller's choice, read the blocks `keys` in the arena once they are granted."""
+        first, *rest = requests.attach_slices(keys)
+        await self.map_arena()
+        deadline_s = self._deadline_s()
+        link = await self._linked(deadline_s)
+        row = self._session.rows.open(request, link.life, self._session.greeted.session)
+        try:
+            row.begin(await link.exchange(Attach(0, request, first), Attached, deadline_s))
+            await self.attach_on(row, rest)
+        except BaseException:
+            self._session.give_up(row)
+            raise
+        return AsyncRowRequest(self, row)
+
+    def page_changes(self) -> list[Pages]:
+        """What changed in the tables of all attached requests since the last time."""
+        self.alive_link().post()
+        return self._session.rows.take_all()
+
+    async def wait_for_pages(self, timeout_s: float) -> bool:
+        """Whether any request has changes to take, waiting for them at most so long."""
+        now_s = asyncio.get_running_loop().time()
+        return await self.alive_link().wait_for_pages(now_s + requests.milliseconds(timeout_s, "timeout_s") / 1000)
+
+    def report(self, entries: bytes = b"", absents: bytes = b"", replayed: bytes = b"", misses: bytes = b"") -> None:
+        """Tell what the indexers selected; see `flexkv_py.client.Client.report`."""
+        message = requests.report_of(entries, absents, replayed, misses)
+        link = self.alive_link()
+        self._session.rows.report(message)
+        link.post()
+
+    # ---------------------------------------------------------- for handles
+
+    def take_pages(self, row: AttachedRequest, version_max: int | None) -> list[Pages]:
+        """Page changes of one request. Raises why its life is over."""
+        self._post()
+        return self._session.rows.take(row, version_max)
+
+    def acknowledge(self, row: AttachedRequest, version: int) -> None:
+        """Send an ack without waiting for anything."""
+        self._session.rows.acknowledge(row, version)
+        self._post()
+
+    def _post(self) -> None:
+        if self._link is not None:
+            self._link.post()
+
+    async def attach_on(self, row: AttachedRequest, slices: Sequence[bytes]) -> None:
+        """Attach the blocks that follow, so many at a time."""
+        for packed in slices:
+            message = Attach(0, row.request, packed, row.block_count)
+            row.block_count = (await self.ask_about(Handle(row.request, row.life), message, Attached)).block_count
+
+    def forget_row(self, row: AttachedRequest) -> None:
+        """Nothing is read of this request any more."""
+        self._session.rows.forget(row)
 
     async def forget(self, memory: AsyncMemory) -> None:
         """Unregister `memory` and close its duplicate, whether the daemon still hears of it or not."""
         registration = memory.registration
         try:
-            await self._ask_on(memory, lambda name: UnregisterMemory(0, name), Done)
+            await self._ask_on(memory.registration, lambda name: UnregisterMemory(0, name), Done)
         finally:
             async with self._connecting:  # a task that connects may be sending the descriptor just now
                 if registration in self._session.registrations:
                     self._session.registrations.remove(registration)
                     close_descriptors(registration)
-
-    def after_fork(self) -> None:
-        """The parent goes on with this connection; the child must neither use it nor keep it open."""
-        self._refusal = forked()
-        if self._link is not None:
-            self._link.close_in_fork()
-            self._link = None
-        forget_memories(self._session)
-
-    def _check_usable(self) -> None:
-        if self._refusal is not None:
-            raise FlexKVError(self._refusal.code, self._refusal.message)
-
-    def _deadline_s(self) -> float:
-        return asyncio.get_running_loop().time() + self.timeout_s
-
-    async def _ask(self, message: ClientMessage, expect: type[Reply]) -> tuple[Reply, int]:
-        """The reply, and the life in which it was given."""
-        deadline_s = self._deadline_s()
-        link = await self._linked(deadline_s)
-        return await link.exchange(message, expect, deadline_s), link.life
-
-    async def _ask_on(
-        self, memory: AsyncMemory, build: Callable[[int], ClientMessage], expect: type[Reply]
-    ) -> tuple[Reply, int]:
-        """Like `_ask`, for a message built with the memory's present id: connecting anew has renewed it."""
-        deadline_s = self._deadline_s()
-        link = await self._linked(deadline_s)
-        handle = self._session.known(memory.registration)
-        return await link.exchange(build(handle.id), expect, deadline_s, handle), link.life
-
-    async def _linked(self, deadline_s: float, *, patient: bool = True) -> AsyncLink:
-        """The connection, made anew if it is lost. A `patient` caller keeps to the back-off."""
-        if self._link is not None and not self._link.lost:
-            return self._link
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await self._connecting.acquire()
-        except TimeoutError:
-            raise still_connecting() from None
-        try:
-            if self._link is None or self._link.lost:
-                self._link = await self._connect(deadline_s, patient=patient)
-            return self._link
-        finally:
-            self._connecting.release()
-
-    async def _connect(self, deadline_s: float, *, patient: bool) -> AsyncLink:
-        """Try once, unless it was tried in vain just before."""
-        self._check_usable()
-        backoff, clock = self._session.backoff, asyncio.get_running_loop()
-        if patient:
-            backoff.check(clock.time())
-        try:
-            link = await self._greeted(deadline_s)
-        except FlexKVError as error:
-            backoff.failed(clock.time(), error)
-            raise
-        backoff.succeeded()
-        return link
-
-    async def _greeted(self, deadline_s: float) -> AsyncLink:
-        """A new connection that knows this client and all its memories."""
-        link = AsyncLink(connect_socket(self._path, 0), self._session)  # a Unix socket connects at once or not
-        try:
-            self._session.accept(await link.greet(deadline_s))
-            for registration in list(self._session.registrations):
-                await self._register(link, registration, deadline_s)
-        except BaseException:
-            link.lose("the greeting failed")
-            raise
-        return link
 
     async def _share(self, descriptor: int, request: RegisterMemory) -> AsyncMemory:
         """Register memory for this and every later life; owns the descriptor."""
@@ -328,11 +262,6 @@ class AsyncClient:
             close_descriptors(registration)
             raise
         return AsyncMemory(self, registration, requests.pages_per_block(request, self._geometry))
-
-    async def _register(self, link: AsyncLink, registration: Registration, deadline_s: float) -> None:
-        request = msgspec.structs.replace(registration.request)
-        registered = await link.exchange(request, Registered, deadline_s, descriptors=registration.descriptors)
-        registration.handle = Handle(registered.memory, link.life)
 
 
 class AsyncMemory:
@@ -395,3 +324,47 @@ class AsyncTicket:
     async def cancel(self) -> None:
         """Want it no more: it ends at once, copies in flight run to their end (see `AsyncClient.fence`)."""
         await self._client.ask_about(self._handle, Cancel(0, self._handle.id), Done)
+
+
+class AsyncRowRequest:
+    """A running request that reads rows of its blocks in the mapped arena; see `flexkv_py.client.RowRequest`."""
+
+    def __init__(self, client: AsyncClient, row: AttachedRequest) -> None:
+        self._client = client
+        self._row = row
+
+    @property
+    def request(self) -> int:
+        """The caller's number of it."""
+        return self._row.request
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks are attached."""
+        return self._row.block_count
+
+    @property
+    def version(self) -> int:
+        """The table's version as far as it was taken; other ranks may have brought it to one before the first."""
+        return self._row.taken
+
+    def pages(self, version_max: int | None = None) -> list[Pages]:
+        """What changed in its table since the last time, up to `version_max`, oldest first."""
+        return self._client.take_pages(self._row, version_max)
+
+    def ack(self, version: int) -> None:
+        """No step that could see the table before `version` is in flight; never waits. Raises BAD_ARGUMENT."""
+        self._client.acknowledge(self._row, version)
+
+    async def extend(self, keys: Sequence[BlockKey]) -> None:
+        """Attach the blocks that follow those attached so far."""
+        await self._client.attach_on(self._row, requests.attach_slices(keys))
+
+    async def detach(self) -> None:
+        """Give everything back, whether the daemon still hears of it or not; no step that reads it may be in flight."""
+        try:
+            await self._client.ask_about(Handle(self.request, self._row.life), Detach(0, self.request), Done)
+        except FlexKVError as error:
+            if error.code not in (ErrorCode.DAEMON_LOST, ErrorCode.CANCELLED):
+                raise
+        self._client.forget_row(self._row)

@@ -7,11 +7,14 @@ there are neither leaders nor a watcher as in `client.link`; what the bytes mean
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Sequence
 
-from flexkv_py.client.session import Call, Handle, Reply, Session, lost_meanwhile
+from flexkv_py.client.calls import Call, Handle, Reply, lost_meanwhile
+from flexkv_py.client.session import Session
+from flexkv_py.client.sockets import ANCILLARY_BYTES, RECEIVE_FLAGS, descriptors_of
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import ClientMessage, Welcome
 
@@ -29,6 +32,7 @@ class AsyncLink:
         self._socket = connection
         self._session = session
         self._sending = asyncio.Lock()  # a frame goes out whole before the next begins
+        self._unsent = bytearray()  # frames that nobody waits for, and the rest of one of them
         self._waiting: dict[int, asyncio.Future[None]] = {}  # by id of the call
         self._writable: asyncio.Future[None] | None = None  # of the one task that sends and must wait for room
         self._received = memoryview(bytearray(RECEIVE_BYTES))
@@ -36,7 +40,8 @@ class AsyncLink:
 
     async def greet(self, deadline_s: float) -> Welcome:
         """Say hello and return the answer; `deadline_s` is on the loop's clock, as everywhere here."""
-        return await self._run(self._session.greet(), (), deadline_s)
+        self._check_alive()
+        return (await self._run(self._session.greet(), (), deadline_s)).result()
 
     async def exchange(
         self,
@@ -47,27 +52,71 @@ class AsyncLink:
         descriptors: Sequence[int] = (),
     ) -> Reply:
         """Send a request, wait for its reply. Raises what the daemon answers, DAEMON_LOST, DEADLINE_EXCEEDED."""
+        self._check_alive()
+        return (await self._run(self._session.start(message, expect, about), descriptors, deadline_s)).result()
+
+    async def fetch(self, message: ClientMessage, expect: type[Reply], deadline_s: float) -> tuple[Reply, list[int]]:
+        """Like `exchange`, for a reply with descriptors: they are the caller's."""
+        self._check_alive()
+        call = await self._run(self._session.start(message, expect), (), deadline_s)
+        return call.result(), call.descriptors
+
+    async def wait_for_pages(self, deadline_s: float) -> bool:
+        """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
+        self._check_alive()
+        if self._session.rows.peek() is not None:
+            return True
+        call = self._session.await_pages()
+        if not await self._ended(call, (), deadline_s):
+            return False
+        call.result()
+        return True
+
+    def post(self) -> None:
+        """Send what is owed and waited for by nobody, as far as it goes at once; the rest goes out first next time.
+
+        While a frame is half out nothing goes: the next call takes it along.
+        """
+        if self.lost or self._sending.locked() or not (self._session.owing or self._unsent):
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # the reader meets an end too
+            self._send_owed()
+
+    def _send_owed(self) -> None:
+        """Send what nobody waits for. Raises BlockingIOError; see `client.link`."""
+        while self._unsent or self._session.owing:
+            self._unsent = self._unsent or self._session.posts()
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+
+    def _check_alive(self) -> None:
         if self.lost:
             raise lost_meanwhile()
-        return await self._run(self._session.start(message, expect, about), descriptors, deadline_s)
 
-    async def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Reply:
+    async def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Call[Reply]:
+        """The call, ended."""
+        if not await self._ended(call, descriptors, deadline_s):
+            raise FlexKVError(
+                ErrorCode.DEADLINE_EXCEEDED,
+                "no reply came within the call's deadline: give it a larger timeout_s, "
+                "or look whether the daemon is overloaded",
+            )
+        return call
+
+    async def _ended(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> bool:
+        """Send the call and wait for its end; False when the deadline came first."""
         ended = self._waiting[call.id] = self._loop.create_future()
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._send(call.frame, descriptors)
                 await ended
         except TimeoutError:
-            raise FlexKVError(
-                ErrorCode.DEADLINE_EXCEEDED,
-                "no reply came within the call's deadline: give it a larger timeout_s, "
-                "or look whether the daemon is overloaded",
-            ) from None
+            return False
         finally:
             self._waiting.pop(call.id, None)
             if not call.ended:
                 self._session.abandon(call)
-        return call.result()
+        return True
 
     async def _send(self, frame: bytearray, descriptors: Sequence[int]) -> None:
         async with self._sending:
@@ -75,6 +124,8 @@ class AsyncLink:
             try:
                 while sent < len(frame) and not self.lost:
                     try:
+                        if sent == 0:
+                            self._send_owed()
                         if descriptors and sent == 0:
                             sent = socket.send_fds(self._socket, [frame], descriptors)
                         else:
@@ -107,7 +158,7 @@ class AsyncLink:
 
     def _receive(self) -> None:
         try:
-            count = self._socket.recv_into(self._received)
+            count, ancillary, _, _ = self._socket.recvmsg_into([self._received], ANCILLARY_BYTES, RECEIVE_FLAGS)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -115,7 +166,7 @@ class AsyncLink:
         if count == 0:
             return self.lose("it closed the connection")
         try:
-            for call in self._session.receive(self._received[:count]):
+            for call in self._session.receive(self._received[:count], descriptors_of(ancillary)):
                 self._wake(call.id)
         except FlexKVError as error:
             self.lose(error.message)

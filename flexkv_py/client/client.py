@@ -1,122 +1,57 @@
 """The blocking client: what an inference worker calls, from any number of threads.
 
-Owns when to connect (by itself, on the next call after a loss, with back-off) and what the caller holds
-in hand: memories, tickets, leases. Protocol state is `client.session`, the shared socket `client.link`.
+Owns what the caller holds in hand: memories, tickets, leases, requests of the row path. When to connect is
+`client.connected`'s.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-import msgspec
+from collections.abc import Sequence
 
 from flexkv_py.client import requests
-from flexkv_py.client.handles import Lease, MatchResult, Memory, Ticket
+from flexkv_py.client.arena import ArenaMap
+from flexkv_py.client.calls import Handle, Registration, lost_meanwhile
+from flexkv_py.client.connected import ConnectedClient
+from flexkv_py.client.handles import Lease, MatchResult, Memory, RowRequest, Ticket
 from flexkv_py.client.link import Link
-from flexkv_py.client.session import Handle, Registration, Reply, Session, lost_meanwhile, still_connecting
-from flexkv_py.client.sockets import close_descriptors, connect_socket, enlist, forget_memories, forked
-from flexkv_py.errors import FlexKVError
-from flexkv_py.geometry import Geometry
-from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.client.rows import AttachedRequest
+from flexkv_py.client.sockets import close_descriptors
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.keys import ROOT, BlockKey
 from flexkv_py.wire.messages import (
-    ClientMessage,
+    Attach,
+    Attached,
     DaemonMessage,
+    Detach,
     DeviceAllocation,
     Done,
     Fence,
     Flush,
     LayerLayout,
     Load,
+    MapArena,
     Match,
     Matched,
     Opened,
+    Pages,
     Ping,
     Prefetch,
-    Registered,
     RegisterMemory,
     Reset,
     Save,
+    Segments,
     UnregisterMemory,
 )
 
 
-class Client:
+class Client(ConnectedClient):
     """A worker's (or scheduler's) connection to the daemon.
 
     Every method may be called by any thread, and raises FlexKVError only. A call that gets no reply in
     `timeout_s` raises DEADLINE_EXCEEDED. When the daemon is lost, running calls and every ticket and
     lease raise DAEMON_LOST; the next call connects again, and registered memories come back by themselves.
     """
-
-    def __init__(
-        self,
-        path: str | Path,
-        geometry: Geometry,
-        *,
-        role: str = "worker",
-        instance: str = "",
-        shard: int = 0,
-        tenant: str = "default",
-        epoch: int = 0,
-        token: str = "",
-        timeout_s: float = 5.0,
-    ) -> None:
-        self._path = requests.check_path(path)
-        self._geometry = geometry
-        self.timeout_s = timeout_s
-        self._session = Session(requests.hello_of(geometry, role, instance, shard, tenant, epoch, token))
-        self._lock = threading.Lock()  # guards the session and the link's state
-        self._connecting = threading.Lock()  # one thread connects, the others wait for it
-        self._link: Link | None = None  # published once greeted and all memories are registered
-        self._refusal: FlexKVError | None = None  # set for good when closed, or in a forked child
-        enlist(self)
-
-    # ----------------------------------------------------------- connection
-
-    def connect(self) -> None:
-        """Connect now, whatever the back-off says; without it the first call connects."""
-        self._linked(self._deadline_s(), patient=False)
-
-    def close(self) -> None:
-        """End the session: the daemon gives up its tickets, leases and memories."""
-        with self._connecting:
-            self._refusal = self._refusal or requests.closed()
-            if self._link is not None:
-                self._link.close("this client was closed")
-                self._link = None
-            forget_memories(self._session)
-
-    def __enter__(self) -> Self:
-        self.connect()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def namespace(self) -> NamespaceDigest:
-        """What this client's keys are derived from; known from the first connection on."""
-        if self._session.welcome is None:
-            self.connect()
-        return NamespaceDigest(self._session.greeted.namespace)
-
-    @property
-    def boot(self) -> bytes:
-        """Names the daemon's life this client last spoke to; another one means it was restarted."""
-        if self._session.welcome is None:
-            self.connect()
-        return self._session.greeted.boot
-
-    @property
-    def chunk_count(self) -> int:
-        return self._geometry.chunk_count
 
     # ---------------------------------------------------------------- calls
 
@@ -231,19 +166,65 @@ class Client:
         with self._lock:
             return self._session.take_daemon_messages()
 
-    # ---------------------------------------------- for handles, and the insides
+    # ------------------------------------------------------------- row path
 
-    def ask_about(
-        self, handle: Handle, message: ClientMessage, expect: type[Reply], reply_by_s: float | None = None
-    ) -> Reply:
-        """Ask about a ticket or lease. Never connects: what it names would be void on a new connection."""
-        self._check_usable()
+    def map_arena(self, *, writable: bool = False) -> ArenaMap:
+        """The daemon's arena, mapped once in its life. `writable` needs a trust group configured `shared`."""
+        with self._mapping:
+            deadline_s = self._deadline_s()
+            link, boot = self._linked(deadline_s), self._session.greeted.boot
+            known = self._arena
+            if known is not None and known.boot == boot and known.writable >= writable:
+                return known
+            arena = ArenaMap(boot, writable=writable)
+            while not arena.complete:
+                arena.add(*link.fetch(MapArena(0, len(arena.segments), writable), Segments, deadline_s))
+            self._arena = arena
+            return arena
+
+    def attach(self, request: int, keys: Sequence[BlockKey]) -> RowRequest:
+        """Let `request`, a number of the caller's choice, read the blocks `keys` in the arena once they are granted."""
+        first, *rest = requests.attach_slices(keys)
+        self.map_arena()
+        deadline_s = self._deadline_s()
+        link = self._linked(deadline_s)
         with self._lock:
-            self._session.require(handle)
-        link = self._link
-        if link is None:
-            raise lost_meanwhile()
-        return link.exchange(message, expect, self._deadline_s() if reply_by_s is None else reply_by_s, handle)
+            row = self._session.rows.open(request, link.life, self._session.greeted.session)
+        try:
+            attached = link.exchange(Attach(0, request, first), Attached, deadline_s)
+            with self._lock:
+                row.begin(attached)
+            self._attach_on(row, rest)
+        except BaseException:
+            with self._lock:
+                self._session.give_up(row)
+            raise
+        return RowRequest(self, row)
+
+    def page_changes(self) -> list[Pages]:
+        """What changed in the tables of all attached requests since the last time; never waits."""
+        self._alive_link().drain()
+        self._alive_link()  # the end may just have come
+        with self._lock:
+            return self._session.rows.take_all()
+
+    def wait_for_pages(self, timeout_s: float) -> bool:
+        """Whether any request has changes to take, waiting for them at most so long."""
+        end_s = time.monotonic() + requests.milliseconds(timeout_s, "timeout_s") / 1000
+        return self._alive_link().wait_for_pages(end_s)
+
+    def report(self, entries: bytes = b"", absents: bytes = b"", replayed: bytes = b"", misses: bytes = b"") -> None:
+        """Tell what the indexers selected (see `wire.messages.Report`); never waits.
+
+        Of more than `REPORT_PAGES_MAX` entries those with the largest counts go.
+        """
+        message = requests.report_of(entries, absents, replayed, misses)
+        link = self._alive_link()
+        with self._lock:
+            self._session.rows.report(message)
+        link.post()
+
+    # --------------------------------------------------------- for handles
 
     def forget(self, memory: Memory) -> None:
         """Unregister `memory` and close its duplicate, whether the daemon still hears of it or not."""
@@ -256,77 +237,23 @@ class Client:
                     self._session.registrations.remove(registration)
                     close_descriptors(registration)
 
-    def after_fork(self) -> None:
-        """The parent goes on with this connection; the child must neither use it nor keep it open."""
-        self._refusal = forked()
-        self._lock, self._connecting = threading.Lock(), threading.Lock()  # vanished threads may hold the old ones
+    def take_pages(self, row: AttachedRequest, version_max: int | None) -> list[Pages]:
+        """Page changes of one request. Raises why its life is over."""
         if self._link is not None:
-            self._link.close_in_fork()
-            self._link = None
-        forget_memories(self._session)
+            self._link.drain()
+        with self._lock:
+            return self._session.rows.take(row, version_max)
 
-    def _check_usable(self) -> None:
-        if self._refusal is not None:
-            raise FlexKVError(self._refusal.code, self._refusal.message)
+    def acknowledge(self, row: AttachedRequest, version: int) -> None:
+        """Send an ack without waiting for anything."""
+        with self._lock:
+            self._session.rows.acknowledge(row, version)
+        if self._link is not None:
+            self._link.post()
 
-    def _deadline_s(self) -> float:
-        return time.monotonic() + self.timeout_s
-
-    def _ask(self, message: ClientMessage, expect: type[Reply]) -> tuple[Reply, int]:
-        """The reply, and the life in which it was given."""
-        deadline_s = self._deadline_s()
-        link = self._linked(deadline_s)
-        return link.exchange(message, expect, deadline_s), link.life
-
-    def _ask_on(self, memory: Memory, build: Callable[[int], ClientMessage], expect: type[Reply]) -> tuple[Reply, int]:
-        """Like `_ask`, for a message built with the memory's present id: connecting anew has renewed it."""
-        deadline_s = self._deadline_s()
-        link = self._linked(deadline_s)
-        handle = self._session.known(memory.registration)
-        return link.exchange(build(handle.id), expect, deadline_s, handle), link.life
-
-    def _linked(self, deadline_s: float, *, patient: bool = True) -> Link:
-        """The connection, made anew if it is lost. A `patient` caller keeps to the back-off."""
-        link = self._link
-        if link is not None and not link.lost:
-            return link
-        if not self._connecting.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
-            raise still_connecting()
-        try:
-            if self._link is None or self._link.lost:
-                self._link = self._connect(deadline_s, patient=patient)
-            return self._link
-        finally:
-            self._connecting.release()
-
-    def _connect(self, deadline_s: float, *, patient: bool) -> Link:
-        """Try once, unless it was tried in vain just before."""
-        self._check_usable()
-        backoff = self._session.backoff
-        if patient:
-            backoff.check(time.monotonic())
-        try:
-            link = self._greeted(deadline_s)
-        except FlexKVError as error:
-            backoff.failed(time.monotonic(), error)
-            raise
-        backoff.succeeded()
-        return link
-
-    def _greeted(self, deadline_s: float) -> Link:
-        """A new connection that knows this client and all its memories."""
-        connection = connect_socket(self._path, max(0.001, deadline_s - time.monotonic()))
-        link = Link(connection, self._session, self._lock)
-        try:
-            welcome = link.greet(deadline_s)
-            with self._lock:
-                self._session.accept(welcome)
-            for registration in list(self._session.registrations):
-                self._register(link, registration, deadline_s)
-        except BaseException:
-            link.close("the greeting failed")
-            raise
-        return link
+    def extend_row(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None:
+        """Attach further blocks to a request."""
+        self._attach_on(row, requests.attach_slices(keys))
 
     def _share(self, descriptor: int, request: RegisterMemory) -> Memory:
         """Register memory for this and every later life; owns the descriptor."""
@@ -342,7 +269,24 @@ class Client:
             raise
         return Memory(self, registration, requests.pages_per_block(request, self._geometry))
 
-    def _register(self, link: Link, registration: Registration, deadline_s: float) -> None:
-        request = msgspec.structs.replace(registration.request)
-        registered = link.exchange(request, Registered, deadline_s, descriptors=registration.descriptors)
-        registration.handle = Handle(registered.memory, link.life)
+    def _attach_on(self, row: AttachedRequest, slices: Sequence[bytes]) -> None:
+        for packed in slices:
+            message = Attach(0, row.request, packed, row.block_count)
+            row.block_count = self.ask_about(Handle(row.request, row.life), message, Attached).block_count
+
+    def detach_row(self, row: AttachedRequest) -> None:
+        """Let go of a request, whether the daemon still hears of it or not."""
+        try:
+            self.ask_about(Handle(row.request, row.life), Detach(0, row.request), Done)
+        except FlexKVError as error:
+            if error.code not in (ErrorCode.DAEMON_LOST, ErrorCode.CANCELLED):
+                raise
+        with self._lock:
+            self._session.rows.forget(row)
+
+    def _alive_link(self) -> Link:
+        """The connection as it is. Raises DAEMON_LOST where there is none: what is attached died with it."""
+        self._check_usable()
+        if self._link is None or self._link.lost:
+            raise lost_meanwhile()
+        return self._link

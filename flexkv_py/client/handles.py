@@ -1,4 +1,4 @@
-"""What a caller of the blocking client holds in hand: memories, leases, tickets.
+"""What a caller of the blocking client holds in hand: memories, leases, tickets, requests of the row path.
 
 They own no state of the protocol: each names something of the daemon and asks its client about it.
 """
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flexkv_py.client import requests
+from flexkv_py.client.calls import Handle, Registration, Reply
 from flexkv_py.client.requests import TicketProgress
-from flexkv_py.client.session import Handle, Registration, Reply
-from flexkv_py.wire.messages import Cancel, ClientMessage, Done, Progress, Release, Run, Wait
+from flexkv_py.client.rows import AttachedRequest
+from flexkv_py.keys import BlockKey
+from flexkv_py.wire.messages import Cancel, ClientMessage, Done, Pages, Progress, Release, Run, Wait
 
 
 class Owner(Protocol):
@@ -29,6 +31,14 @@ class Owner(Protocol):
     ) -> Reply: ...
 
     def forget(self, memory: Memory) -> None: ...
+
+    def take_pages(self, row: AttachedRequest, version_max: int | None) -> list[Pages]: ...
+
+    def acknowledge(self, row: AttachedRequest, version: int) -> None: ...
+
+    def extend_row(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None: ...
+
+    def detach_row(self, row: AttachedRequest) -> None: ...
 
 
 class Memory:
@@ -94,3 +104,49 @@ class Ticket:
     def cancel(self) -> None:
         """Want it no more: it ends at once, copies in flight run to their end (see `Client.fence`)."""
         self._client.ask_about(self._handle, Cancel(0, self._handle.id), Done)
+
+
+class RowRequest:
+    """A running request that reads rows of its blocks in the mapped arena. Dies with the connection.
+
+    After a loss every call but `detach` raises what ended it (DAEMON_LOST, ACK_OVERDUE …); the mapped rows stay as
+    they are, so a request can finish on the table it has. It is held until `detach`, or until this process ends.
+    """
+
+    def __init__(self, client: Owner, row: AttachedRequest) -> None:
+        self._client = client
+        self._row = row
+
+    @property
+    def request(self) -> int:
+        """The caller's number of it."""
+        return self._row.request
+
+    @property
+    def block_count(self) -> int:
+        """How many blocks are attached."""
+        return self._row.block_count
+
+    @property
+    def version(self) -> int:
+        """The table's version as far as it was taken; other ranks may have brought it to one before the first."""
+        return self._row.taken
+
+    def pages(self, version_max: int | None = None) -> list[Pages]:
+        """What changed in its table since the last time, oldest first; never waits.
+
+        Ranks that decode together agree on a version that all have seen, and take up to it (`version_max`).
+        """
+        return self._client.take_pages(self._row, version_max)
+
+    def ack(self, version: int) -> None:
+        """No step that could see the table before `version` is in flight; never waits. Raises BAD_ARGUMENT."""
+        self._client.acknowledge(self._row, version)
+
+    def extend(self, keys: Sequence[BlockKey]) -> None:
+        """Attach the blocks that follow those attached so far."""
+        self._client.extend_row(self._row, keys)
+
+    def detach(self) -> None:
+        """Give everything back; no step that reads rows of it may be in flight."""
+        self._client.detach_row(self._row)

@@ -16,7 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flexkv_py.client.session import Call, Handle, Reply, Session, lost_meanwhile
+from flexkv_py.client.calls import Call, Handle, Reply, close_all, lost_meanwhile
+from flexkv_py.client.session import Session
+from flexkv_py.client.sockets import ANCILLARY_BYTES, RECEIVE_FLAGS, descriptors_of
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import ClientMessage, Message, Welcome
 
@@ -52,6 +54,7 @@ class Link:
         self._session = session
         self._lock = lock
         self._sending = threading.Lock()  # a frame goes out whole before the next begins
+        self._unsent = bytearray()  # frames that nobody waits for; guarded by `_sending`
         self._reading = False  # some thread leads; the three fields below are its alone
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._readable = select.poll()
@@ -65,9 +68,11 @@ class Link:
     def greet(self, deadline_s: float) -> Welcome:
         """Say hello and return the answer; `deadline_s` is on `time.monotonic`, as everywhere here."""
         with self._lock:
+            if self.lost:  # the watcher may have met the end before there was a call that it could fail
+                raise lost_meanwhile()
             call = self._session.greet()
             self._users += 1
-        return self._run(call, (), deadline_s)
+        return self._run(call, (), deadline_s).result()
 
     def exchange(
         self,
@@ -78,15 +83,58 @@ class Link:
         descriptors: Sequence[int] = (),
     ) -> Reply:
         """Send a request, wait for its reply. Raises what the daemon answers, DAEMON_LOST, DEADLINE_EXCEEDED."""
+        return self._exchange(message, expect, deadline_s, about, descriptors).result()
+
+    def fetch(self, message: ClientMessage, expect: type[Reply], deadline_s: float) -> tuple[Reply, list[int]]:
+        """Like `exchange`, for a reply with descriptors: they are the caller's."""
+        call = self._exchange(message, expect, deadline_s)
+        return call.result(), call.descriptors
+
+    def wait_for_pages(self, deadline_s: float) -> bool:
+        """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
         with self._lock:
             if self.lost:
                 raise lost_meanwhile()
-            call = self._session.start(message, expect, about)
+            if self._session.rows.peek() is not None:
+                return True
+            call = self._session.await_pages()
             self._users += 1
-        return self._run(call, descriptors, deadline_s)
+        try:
+            self._wait(call, deadline_s)
+        finally:
+            self._forsake(call)
+        if call.ended:
+            call.result()
+        return call.ended
+
+    def post(self) -> None:
+        """Send what is owed and waited for by nobody, as far as it goes at once; what is left goes out first next time.
+
+        While another thread sends, nothing goes: the next call or poll takes it along.
+        """
+        if not self._session.owing and not self._unsent:
+            return
+        if not self._sending.acquire(blocking=False):
+            return
+        with self._lock:
+            if self.lost:
+                self._sending.release()
+                return
+            self._users += 1
+        try:
+            self._send_owed()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # whoever reads meets the end too, after what the daemon said last
+        finally:
+            self._sending.release()
+            with self._lock:
+                self._leave()
 
     def drain(self) -> None:
         """Take what has come, without waiting; where a thread leads, it does so already."""
+        self.post()
         with self._lock:
             if self._reading or self.lost:
                 return
@@ -113,18 +161,38 @@ class Link:
 
     # ------------------------------------------------------------ the calls
 
-    def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Reply:
+    def _exchange(
+        self,
+        message: ClientMessage,
+        expect: type[Reply],
+        deadline_s: float,
+        about: Handle | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> Call[Reply]:
+        with self._lock:
+            if self.lost:
+                raise lost_meanwhile()
+            call = self._session.start(message, expect, about)
+            self._users += 1
+        return self._run(call, descriptors, deadline_s)
+
+    def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Call[Reply]:
+        """The call, ended."""
         try:
             self._send(call.frame, descriptors, deadline_s)
             self._wait(call, deadline_s)
         finally:
-            with self._lock:
-                if not call.ended:
-                    self._session.abandon(call)
-                self._leave()
+            self._forsake(call)
         if not call.ended:
             raise _late("no reply came")
-        return call.result()
+        return call
+
+    def _forsake(self, call: Call[Reply]) -> None:
+        """This thread is done with the call, and with the socket."""
+        with self._lock:
+            if not call.ended:
+                self._session.abandon(call)
+            self._leave()
 
     def _send(self, frame: bytearray, descriptors: Sequence[int], deadline_s: float) -> None:
         if not self._sending.acquire(timeout=_remaining_s(deadline_s)):
@@ -133,6 +201,8 @@ class Link:
         try:
             while sent < len(frame):
                 try:
+                    if sent == 0:
+                        self._send_owed()
                     if descriptors and sent == 0:
                         sent = socket.send_fds(self._socket, [frame], descriptors)
                     else:
@@ -151,6 +221,18 @@ class Link:
             raise
         finally:
             self._sending.release()
+
+    def _send_owed(self) -> None:
+        """Send what nobody waits for; `_sending` is held. Raises BlockingIOError where the socket takes no more.
+
+        More is taken from the session, which bounds it, only when the last of it is out.
+        """
+        while self._unsent or self._session.owing:
+            if not self._unsent:
+                with self._lock:
+                    self._unsent += self._session.posts()
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
 
     def _wait_for_room(self, deadline_s: float) -> None:
         writable = select.poll()
@@ -210,8 +292,10 @@ class Link:
 
     def _receive(self) -> bool:
         """Read once and wake whoever was answered; False when nothing has come or the end is reached."""
+        descriptors: list[int] = []
         try:
-            count = self._socket.recv_into(self._received)
+            count, ancillary, _, _ = self._socket.recvmsg_into([self._received], ANCILLARY_BYTES, RECEIVE_FLAGS)
+            descriptors = descriptors_of(ancillary) if ancillary else []
         except BlockingIOError:
             return False
         except OSError as error:
@@ -220,10 +304,11 @@ class Link:
             why = "it closed the connection"
         with self._lock:
             if count == 0:
+                close_all(descriptors)
                 self._lose(why)
                 return False
             try:
-                for call in self._session.receive(self._received[:count]):
+                for call in self._session.receive(self._received[:count], descriptors):
                     self._wake(call)
             except FlexKVError as error:
                 self._lose(error.message)

@@ -7,19 +7,34 @@ lengths only add up; everything else the daemon checks itself.
 from __future__ import annotations
 
 import fcntl
+import heapq
 import math
 import os
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from flexkv_py.core.messages import Outcome
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest, keys_of_tokens
-from flexkv_py.wire.messages import PROTOCOL_VERSION, Hello, Progress, RegisterMemory
+from flexkv_py.wire.messages import (
+    ABSENT_ENTRY_BYTES,
+    ATTACH_KEYS_MAX,
+    HEAT_ENTRY_BYTES,
+    MISS_ENTRY_BYTES,
+    PROTOCOL_VERSION,
+    REPLAYED_ENTRY_BYTES,
+    REPORT_PAGES_MAX,
+    Hello,
+    Progress,
+    RegisterMemory,
+    Report,
+)
 
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's limit for the path of a Unix socket (108 with the closing zero)."""
@@ -90,6 +105,12 @@ def pack_keys(keys: Sequence[BlockKey]) -> bytes:
     )
 
 
+def attach_slices(keys: Sequence[BlockKey]) -> list[bytes]:
+    """Keys to attach, as many to a message as it takes; one empty message where there are none. Raises BAD_KEY."""
+    packed, slice_bytes = pack_keys(keys), ATTACH_KEYS_MAX * KEY_BYTES
+    return [packed[start : start + slice_bytes] for start in range(0, len(packed) or 1, slice_bytes)]
+
+
 def pack_pages(pages: Sequence[int]) -> bytes:
     """Page numbers as u32 little endian. Raises PAGE_OUT_OF_RANGE, BAD_ARGUMENT."""
     try:
@@ -121,6 +142,30 @@ def pack_block_pages(pages: Sequence[int], key_count: int, pages_per_block: int)
             f"{page_count} pages for {key_count} keys: give {pages_per_block} pages per key, in the order of the keys",
         )
     return packed
+
+
+def report_of(entries: bytes, absents: bytes, replayed: bytes, misses: bytes) -> Report:
+    """A report, cut to its limits: of too many entries those with the largest counts stay. Raises BAD_ARGUMENT."""
+    for name, packed, entry_bytes in (
+        ("entries", entries, HEAT_ENTRY_BYTES),
+        ("absents", absents, ABSENT_ENTRY_BYTES),
+        ("replayed", replayed, REPLAYED_ENTRY_BYTES),
+        ("misses", misses, MISS_ENTRY_BYTES),
+    ):
+        if not isinstance(packed, bytes) or len(packed) % entry_bytes:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"{name} is no bytes object of whole entries: pack {entry_bytes // 4} u32 little endian per entry",
+            )
+        if name != "entries" and len(packed) > entry_bytes * REPORT_PAGES_MAX:
+            raise FlexKVError(
+                ErrorCode.LIMIT_EXCEEDED,
+                f"{name} has {len(packed) // entry_bytes} entries: report at most {REPORT_PAGES_MAX} at a time",
+            )
+    if len(entries) > HEAT_ENTRY_BYTES * REPORT_PAGES_MAX:
+        rows = struct.iter_unpack("<4I", entries)
+        entries = b"".join(struct.pack("<4I", *row) for row in heapq.nlargest(REPORT_PAGES_MAX, rows, itemgetter(3)))
+    return Report(0, entries, absents, replayed, misses)
 
 
 def milliseconds(duration_s: float, name: str) -> int:

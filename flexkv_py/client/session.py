@@ -9,27 +9,33 @@ feed it bytes, and lock it where threads share it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 import msgspec
 
+from flexkv_py.client.calls import Backoff, Call, Handle, Registration, Reply, close_all, error_of
+from flexkv_py.client.rows import AttachedRequest, Rows
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import NAMESPACE_BYTES
 from flexkv_py.wire import codec
 from flexkv_py.wire.framing import FrameDecoder
 from flexkv_py.wire.messages import (
     PROTOCOL_VERSION,
+    Attached,
     Cancel,
     ClientMessage,
     DaemonMessage,
+    Detach,
     Failed,
     Hello,
     Matched,
     Message,
     Opened,
-    RegisterMemory,
+    Pages,
     Release,
+    Segments,
     Welcome,
 )
 
@@ -39,97 +45,11 @@ DAEMON_MESSAGES_MAX = 1024
 UNDO_MESSAGES_MAX = 256
 """Cancels and releases kept for the next request; beyond that the daemon's deadlines end what is left."""
 
-BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 2.0
-"""Pause after the first failed attempt to connect, and after many."""
-
-PASSING = frozenset({ErrorCode.DAEMON_LOST, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.DRAINING, ErrorCode.NOT_READY})
-"""Failures to connect that time may cure. Within the back-off they read as DAEMON_LOST; a refusal keeps its code."""
+POSTED_MAX = 1024
+"""Messages on their way whose answer nobody waits for; of those beyond it a refusal is not noticed."""
 
 SPONTANEOUS_TAG_MIN = 128
 """Tags from here on are the daemon's own messages, which answer nothing."""
-
-Reply = TypeVar("Reply", bound=Message)
-
-
-@dataclass(slots=True, eq=False)
-class Call(Generic[Reply]):
-    """One request on its way: the frame to send, and how it ended."""
-
-    id: int
-    expect: type[Reply]
-    frame: bytearray
-    ended: bool = False
-    _reply: Reply | None = None
-    _failure: FlexKVError | None = None
-
-    def result(self) -> Reply:
-        """The reply, or the coded error that answered instead."""
-        assert self.ended
-        if self._reply is not None:
-            return self._reply
-        assert self._failure is not None
-        # one loss fails many calls: each raises an error of its own, with its own traceback
-        raise FlexKVError(self._failure.code, self._failure.message, retry_after_s=self._failure.retry_after_s)
-
-    def succeed(self, reply: Reply) -> None:
-        assert not self.ended
-        self._reply, self.ended = reply, True
-
-    def fail(self, failure: FlexKVError) -> None:
-        assert not self.ended
-        self._failure, self.ended = failure, True
-
-
-@dataclass(slots=True, eq=False)
-class Handle:
-    """A daemon's name for a ticket or lease, and the connection (`life`) it belongs to."""
-
-    id: int
-    life: int
-
-
-@dataclass(slots=True, eq=False)
-class Registration:
-    """Memory of this worker; unlike tickets it outlives a connection, by being registered again.
-
-    `descriptor` is this client's own duplicate of the memfd, -1 for memory of a device that goes by handles.
-    `handle` names it in the present life.
-    """
-
-    descriptor: int
-    request: RegisterMemory
-    handle: Handle
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Those that travel with `request`."""
-        return [] if self.descriptor < 0 else [self.descriptor]
-
-
-@dataclass(slots=True)
-class Backoff:
-    """When the next connection may be tried. Doubles with each failure, ends with a success."""
-
-    wait_s: float = 0.0
-    retry_at_s: float = 0.0
-    code: ErrorCode = ErrorCode.DAEMON_LOST
-    why: str = ""
-
-    def check(self, now_s: float) -> None:
-        """Raise what the last attempt met while it is too early for the next one."""
-        if now_s < self.retry_at_s:
-            raise FlexKVError(
-                self.code,
-                f"the next connection is tried in {self.retry_at_s - now_s:.2f} s; the last one failed: {self.why}",
-            )
-
-    def failed(self, now_s: float, error: FlexKVError) -> None:
-        self.wait_s = min(BACKOFF_S_MAX, max(BACKOFF_S_MIN, 2 * self.wait_s))
-        self.retry_at_s, self.why = now_s + self.wait_s, error.message
-        self.code = ErrorCode.DAEMON_LOST if error.code in PASSING else error.code
-
-    def succeeded(self) -> None:
-        self.wait_s = self.retry_at_s = 0.0
 
 
 @dataclass(slots=True)
@@ -144,12 +64,17 @@ class Session:
     welcome: Welcome | None = None  # the last one believed, of this life or an earlier one
     backoff: Backoff = field(default_factory=Backoff)
     registrations: list[Registration] = field(default_factory=list)  # memories to register in every life
+    rows: Rows = field(default_factory=Rows)
     daemon_messages_dropped: int = 0
+    _believed: int = 0  # the last life whose welcome was
     _last_id: int = 0
     _outstanding: dict[int, Call[Message]] = field(default_factory=dict)  # sent or about to be, not yet ended
     _frames: FrameDecoder = field(default_factory=FrameDecoder)
     _daemon_messages: deque[DaemonMessage] = field(default_factory=deque)
-    _undo: list[bytearray] = field(default_factory=list)  # frames that give back what a late reply opened
+    _undo: list[ClientMessage] = field(default_factory=list)  # gives back what a late reply opened
+    _posted: dict[int, None] = field(default_factory=dict)  # ids of messages whose reply nobody waits for
+    _watching: dict[int, Call[Pages]] = field(default_factory=dict)  # calls that end with the next page change
+    _descriptors: deque[int] = field(default_factory=deque)  # received, and not yet claimed by their message
     _parting: FlexKVError | None = None  # what the daemon said before it closes this connection
 
     # ------------------------------------------------------------- requests
@@ -158,6 +83,7 @@ class Session:
         """Begin a life on a new connection."""
         assert not self._outstanding
         self._frames, self._undo, self._parting = FrameDecoder(), [], None
+        self._posted.clear()
         return self._start(msgspec.structs.replace(self.hello), Welcome)
 
     def start(self, message: ClientMessage, expect: type[Reply], about: Handle | None = None) -> Call[Reply]:
@@ -178,6 +104,31 @@ class Session:
     def abandon(self, call: Call[Reply]) -> None:
         """Nobody waits for this call any more. Its reply, should it come, is dropped."""
         self._outstanding.pop(call.id, None)
+        self._watching.pop(call.id, None)
+
+    def await_pages(self) -> Call[Pages]:
+        """A call without a message: it ends with the next page change of any request, or with the connection."""
+        self._last_id += 1
+        call = Call(self._last_id, Pages, bytearray())
+        self._outstanding[call.id] = cast(Call[Message], call)
+        self._watching[call.id] = call
+        return call
+
+    @property
+    def owing(self) -> bool:
+        """Whether `posts` would say anything. Nothing goes out before a life's welcome is believed."""
+        return self._believed == self.life and (bool(self._undo) or self.rows.owing)
+
+    def posts(self) -> bytearray:
+        """Frames of what is owed to the daemon and waited for by nobody; the caller sends them first of all."""
+        undo, self._undo = self._undo, []
+        due = self.rows.take_due()
+        for message in (*undo, *due):
+            self._last_id += 1
+            message.id = self._last_id
+        for message in due[: POSTED_MAX - len(self._posted)]:
+            self._posted[message.id] = None
+        return bytearray().join(map(codec.encode, (*undo, *due)))
 
     def _start(self, message: ClientMessage, expect: type[Reply]) -> Call[Reply]:
         self._last_id += 1
@@ -189,20 +140,19 @@ class Session:
                 ErrorCode.BAD_ARGUMENT,
                 f"{type(message).__name__} cannot be sent ({error}): give numbers below 2**64 and words as str",
             ) from None
-        if self._undo:
-            frame = bytearray().join([*self._undo, frame])
-            self._undo = []
         call = Call(message.id, expect, frame)
         self._outstanding[call.id] = cast(Call[Message], call)  # kept as a call of any reply
         return call
 
     # -------------------------------------------------------------- replies
 
-    def receive(self, data: bytes | memoryview) -> list[Call[Message]]:
+    def receive(self, data: bytes | memoryview, descriptors: Sequence[int] = ()) -> list[Call[Message]]:
         """Take what came from the socket; returns the calls that ended by it.
 
-        Raises FlexKVError when this is no daemon talking: then the connection must be dropped (`lose`).
+        The descriptors are this session's to close, until a call has them. Raises FlexKVError when this is no
+        daemon talking: then the connection must be dropped (`lose`).
         """
+        self._descriptors.extend(descriptors)
         ended = []
         for body in self._frames.feed(data):
             message = codec.decode_daemon(body)
@@ -212,9 +162,17 @@ class Session:
                 ended.append(call)
             else:
                 self._unasked(message)
+        pages = self.rows.peek() if self._watching else None
+        if pages is not None:
+            watching, self._watching = self._watching, {}
+            for watched in watching.values():
+                ended.append(self._outstanding.pop(watched.id))
+                watched.succeed(pages)
         return ended
 
     def _end(self, call: Call[Message], message: DaemonMessage) -> None:
+        if isinstance(message, Segments):
+            call.descriptors = self._claim(message.count)
         if type(message) is call.expect:
             call.succeed(message)
         elif isinstance(message, Failed):
@@ -232,6 +190,10 @@ class Session:
         """Of its own accord, too late, a farewell, or nonsense."""
         if message.id == 0 and isinstance(message, Failed):
             self._parting = error_of(message)
+        elif message.id == 0 and isinstance(message, Pages):
+            self.rows.arrived(message)
+        elif message.id in self._posted:
+            self._answered(message)
         elif message.id == 0 and _tag(message) >= SPONTANEOUS_TAG_MIN:
             self._queue(message)
         elif 0 < message.id <= self._last_id:
@@ -248,16 +210,37 @@ class Session:
             self.daemon_messages_dropped += 1
         self._daemon_messages.append(message)
 
+    def _answered(self, message: DaemonMessage) -> None:
+        """What nobody waits for was done, or was refused: the next look at page changes says so."""
+        del self._posted[message.id]
+        if isinstance(message, Failed):
+            self.rows.failure = self.rows.failure or error_of(message)
+
     def _give_back(self, late: DaemonMessage) -> None:
         """Nobody will ever wait for what a late reply opened, so it must not go on in the daemon."""
+        if isinstance(late, Segments):
+            close_all(self._claim(late.count))
         if len(self._undo) >= UNDO_MESSAGES_MAX:
             return
         if isinstance(late, Opened):
-            self._last_id += 1
-            self._undo.append(codec.encode(Cancel(self._last_id, late.ticket)))
+            self._undo.append(Cancel(0, late.ticket))
         elif isinstance(late, Matched) and late.lease:
-            self._last_id += 1
-            self._undo.append(codec.encode(Release(self._last_id, late.lease)))
+            self._undo.append(Release(0, late.lease))
+        elif isinstance(late, Attached):
+            row = self.rows.attached.get(late.request)
+            if row is None:
+                self._undo.append(Detach(0, late.request))
+            else:
+                row.block_count = late.block_count  # it was extended, though the caller does not wait any more
+
+    def give_up(self, row: AttachedRequest) -> None:
+        """Attaching failed: what of it is attached already is detached with the next request."""
+        if row.block_count and row.lost is None and len(self._undo) < UNDO_MESSAGES_MAX:
+            self._undo.append(Detach(0, row.request))
+        self.rows.forget(row)
+
+    def _claim(self, count: int) -> list[int]:
+        return [self._descriptors.popleft() for _ in range(min(count, len(self._descriptors)))]
 
     def take_daemon_messages(self) -> list[DaemonMessage]:
         """What the daemon said of itself since the last time, oldest first."""
@@ -288,7 +271,9 @@ class Session:
                 f"the daemon cuts a block into {welcome.chunk_count} chunks, this client into "
                 f"{self.hello.geometry.chunk_count}: install the same version on both ends",
             )
-        self.welcome = welcome
+        if self.welcome is not None and self.welcome.boot != welcome.boot:
+            self.rows.restarted()
+        self.welcome, self._believed = welcome, self.life
 
     @property
     def greeted(self) -> Welcome:
@@ -305,6 +290,10 @@ class Session:
         for call in self._outstanding.values():
             call.fail(failure)
         self._outstanding.clear()
+        self._watching.clear()
+        close_all(self._descriptors)
+        self._descriptors.clear()
+        self.rows.lose(failure)
         self.life += 1
 
     def known(self, registration: Registration) -> Handle:
@@ -319,29 +308,6 @@ class Session:
         """Keep a memory that was registered; it comes back in every later life. Raises DAEMON_LOST."""
         self.require(registration.handle)
         self.registrations.append(registration)
-
-
-def lost_meanwhile() -> FlexKVError:
-    """The error of a call that met a connection between its end and the next one."""
-    return FlexKVError(ErrorCode.DAEMON_LOST, "the daemon was lost just now: call again to connect anew")
-
-
-def still_connecting() -> FlexKVError:
-    """The error of a call whose time ran out while another was connecting: nothing of it was sent."""
-    return FlexKVError(
-        ErrorCode.DAEMON_LOST,
-        "the daemon is lost and another call was still connecting anew: look whether it runs, or hangs",
-    )
-
-
-def error_of(failed: Failed) -> FlexKVError:
-    """The error a reply carries. A code this client does not know reads as INTERNAL."""
-    try:
-        code = ErrorCode(failed.code)
-    except ValueError:
-        code = ErrorCode.INTERNAL
-    retry_after_s = failed.retry_after_ms / 1000 if failed.retry_after_ms > 0 else None
-    return FlexKVError(code, failed.message, retry_after_s=retry_after_s)
 
 
 def _tag(message: DaemonMessage) -> int:

@@ -8,10 +8,19 @@ from __future__ import annotations
 import os
 import socket
 import weakref
+from array import array
+from collections.abc import Iterable
 from typing import Protocol
 
-from flexkv_py.client.session import Registration, Session
+from flexkv_py.client.calls import Registration
+from flexkv_py.client.session import Session
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.wire.messages import SEGMENTS_PER_REPLY_MAX
+
+DESCRIPTOR_BYTES = array("i").itemsize
+ANCILLARY_BYTES = socket.CMSG_SPACE(SEGMENTS_PER_REPLY_MAX * DESCRIPTOR_BYTES)
+"""Room for the descriptors of one reply."""
+RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 
 
 def connect_socket(path: str, timeout_s: float) -> socket.socket:
@@ -43,6 +52,15 @@ def _refusal(error: OSError, path: str) -> FlexKVError:
         case _:
             why = f"cannot connect to {path} ({error.strerror or error}): give the path of the daemon's worker socket"
     return FlexKVError(ErrorCode.DAEMON_LOST, why)
+
+
+def descriptors_of(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """The descriptors that came with a message; they are the caller's."""
+    found: list[int] = []
+    for level, kind, packed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found += array("i", packed[: len(packed) // DESCRIPTOR_BYTES * DESCRIPTOR_BYTES])
+    return found
 
 
 def close_descriptors(registration: Registration) -> None:

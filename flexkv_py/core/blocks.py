@@ -17,14 +17,14 @@ Nothing here decides anything.
 from __future__ import annotations
 
 import struct
+from array import array
 from enum import Enum
-from functools import lru_cache
 from typing import ClassVar
 
-from flexkv_py.core.frames import FRAME_NUMBER_BYTES
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.rows.grants import Request, chunks_in
 
 
 class CopyState(Enum):
@@ -68,7 +68,7 @@ class Copy:
     def frames(self) -> tuple[int, ...]:
         """Frame numbers of a DRAM copy, by chunk."""
         assert isinstance(self.place, bytes)
-        return unpack_frames(self.place)
+        return self.block.index.frame_numbers.unpack(self.place)
 
     @property
     def location(self) -> int:
@@ -82,14 +82,40 @@ class Copy:
 
 
 class DramCopy(Copy):
-    """The one kind of copy that may be there in part."""
+    """The one kind of copy that may be there in part; READY, but not whole, only while the block is whole below."""
 
-    __slots__ = ("present",)
+    __slots__ = ("filling", "present")
     tier = Tier.DRAM
 
     def __init__(self, block: Block, frames: bytes) -> None:
         super().__init__(block, frames)
         self.present = 0  # mask of chunks
+        self.filling = block.index.full_mask  # mask of chunks; those in neither mask have no frame
+
+    @property
+    def lacks(self) -> int:
+        """Chunks (mask) that are neither there nor on their way."""
+        return self.block.index.full_mask & ~(self.present | self.filling)
+
+    def packed(self, chunks: int) -> bytes:
+        """The frames of these chunks (mask)."""
+        assert isinstance(self.place, bytes)
+        if chunks == self.block.index.full_mask:
+            return self.place
+        return array("I", [self.frames[chunk] for chunk in chunks_in(chunks)]).tobytes()
+
+    def fill(self, chunks: int, frames: bytes) -> None:
+        """These chunks (mask) are being filled from now on, in these frames."""
+        assert chunks & ~self.lacks == 0
+        if self.queue is not None:
+            self.queue.remove(self)
+        self.state = CopyState.FILLING
+        assert isinstance(self.place, bytes)
+        numbers = array("I", self.place)
+        for chunk, frame in zip(chunks_in(chunks), array("I", frames), strict=True):
+            numbers[chunk] = frame
+        self.place = numbers.tobytes()
+        self.filling |= chunks
 
 
 class SsdCopy(Copy):
@@ -110,16 +136,6 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 """What a copy in a tier below DRAM is."""
 
 
-@lru_cache(maxsize=64)
-def _layout(packed_bytes: int) -> struct.Struct:
-    return struct.Struct(f"={packed_bytes // FRAME_NUMBER_BYTES}I")
-
-
-def unpack_frames(packed: bytes) -> tuple[int, ...]:
-    """Frame numbers by chunk. They are kept packed: a quarter of the memory of a tuple of ints."""
-    return _layout(len(packed)).unpack(packed)
-
-
 class CopyList:
     """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
 
@@ -131,29 +147,23 @@ class CopyList:
         self.newest: Copy | None = None
 
     def push_newest(self, copy: Copy) -> None:
-        assert copy.queue is None
-        assert copy.readers == 0
-        copy.queue = self
-        newest = self.newest
-        copy.older = newest
-        if newest is None:
-            self.oldest = copy
-        else:
-            newest.newer = copy
-        self.newest = copy
-        self.count += 1
+        self._insert(copy, self.newest, None)
 
     def push_oldest(self, copy: Copy) -> None:
+        self._insert(copy, None, self.oldest)
+
+    def _insert(self, copy: Copy, older: Copy | None, newer: Copy | None) -> None:
         assert copy.queue is None
         assert copy.readers == 0
-        copy.queue = self
-        oldest = self.oldest
-        copy.newer = oldest
-        if oldest is None:
+        copy.queue, copy.older, copy.newer = self, older, newer
+        if older is None:
+            self.oldest = copy
+        else:
+            older.newer = copy
+        if newer is None:
             self.newest = copy
         else:
-            oldest.older = copy
-        self.oldest = copy
+            newer.older = copy
         self.count += 1
 
     def remove(self, copy: Copy) -> None:
@@ -199,6 +209,12 @@ class Block:
             self.index.rules[self] = rule
         elif self.index.rules:
             self.index.rules.pop(self, None)
+
+    @property
+    def needed(self) -> bool:
+        """Whether somebody counts on the block, in whatever tier."""
+        attached = self.index.attached
+        return self.holds > 0 or bool(attached and self.key in attached)
 
     def copy_in(self, tier: Tier) -> Copy | None:
         if tier is _DRAM:
@@ -248,9 +264,11 @@ class Index:
         self.chunk_count = 0  # chunks, and so frames, of one block
         self.full_mask = 0  # all chunks of a block
         self.frame_pages = 0  # 4 KiB pages of one frame
+        self.frame_numbers = struct.Struct("")  # the packed frames of one block
         self.record_bytes = 0  # one size for all records of an index; 0 until known
         self.blocks: dict[BlockKey, Block] = {}
         self.awaiting: dict[BlockKey, Block | dict[Block, None]] = {}
+        self.attached: dict[BlockKey, tuple[Request[DramCopy, Index], ...]] = {}  # running requests by what they read
         self.rules: dict[Block, Rule] = {}  # exactly the blocks whose rule is not ADMISSION
         self.closed = False  # reset: every copy goes as soon as nothing reads it
 
@@ -262,6 +280,7 @@ class Index:
         self.chunk_count = len(spec.chunk_bytes)
         self.full_mask = (1 << self.chunk_count) - 1
         self.frame_pages = spec.frame_bytes // ALIGN_BYTES
+        self.frame_numbers = struct.Struct(f"={self.chunk_count}I")
 
     def add(self, key: BlockKey, parent: BlockKey) -> Block:
         """A block that was in no tier; it adopts its waiting children."""

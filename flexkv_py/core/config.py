@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flexkv_py.core.messages import Tier
+from flexkv_py.rows.table import RowLimits
 
 SECOND_NS = 1_000_000_000
 
@@ -36,6 +37,8 @@ class PlannerConfig:
     sessions_max: int = 1024
     tickets_per_session_max: int = 1024
     leases_per_session_max: int = 1024
+    keys_per_event_max: int = 16
+    """Keys of requests placed in one event: whoever asks anything else waits for no more than these."""
     allocation_waiters_max: int = 65536
     demotions_in_flight_max: int = 1024
     demotion_bytes_in_flight_max: int = 64 << 20
@@ -49,6 +52,7 @@ class PlannerConfig:
     hold_ns_max: int = 3600 * SECOND_NS
     retry_after_ns: int = 50_000_000
     """What a throttled save is told to wait."""
+    rows: RowLimits = field(default_factory=RowLimits)
 
     def __post_init__(self) -> None:
         assert self.tiers[0] is Tier.DRAM, "DRAM is where every block arrives"

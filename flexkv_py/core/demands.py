@@ -9,30 +9,22 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
-from flexkv_py.core.messages import Outcome, Priority, Tier
-from flexkv_py.core.moves import promotion_may_start, start_demotion, start_promotion
+from flexkv_py.core.blocks import Copy, CopyState, Rule
+from flexkv_py.core.messages import Outcome, Priority, TicketKind, Tier
+from flexkv_py.core.moves import start_demotion, unpin
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
-from flexkv_py.core.room import Room, back_to_order, make_room, take_frames
-from flexkv_py.core.sessions import Ticket
+from flexkv_py.core.room import Room, make_room, promote
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
-from flexkv_py.core.transfers import Demand, Waiter, WaitFor
+from flexkv_py.core.transfers import Demand
 
 DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
 DEMAND_TRIES_MAX = 3
 
 
-def demand(state: State, block: Block, tier: Tier, ticket: Ticket, position: int) -> None:
-    """A save is to be told `stored` only when the block is in `tier`."""
-    block.holds += 1
-    state.demands[tier].append(Demand(block, tier, ticket, position))
-
-
 def serve_demands(state: State) -> None:
     """Start what may start now, in order, a bounded number per event."""
-    state.staged_unseen = False
     if state.demands_abandoned:
         _forget_abandoned(state)
     for tier, waiting in state.demands.items():
@@ -71,7 +63,7 @@ def _serve(state: State, tier: Tier, want: Demand) -> bool:
         finish_demand(state, want, ok=True)
         return True
     if target is not None and target.state is CopyState.FILLING:
-        state.wait_on(target, Waiter(WaitFor.DEMAND, demand=want))
+        state.wait_on(target, want)
         return True
     ails = level.failing and not write_may_start(state, level, block)
     if (why := _hopeless(level, want, state.now_ns)) or (ails and want.ticket is None):  # staging waits for nobody
@@ -96,38 +88,37 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
     block, dram = want.block, want.block.dram
     if make_room(state, state.levels[tier], block.index) is not Room.NOW:
         return False  # before anything is promoted for it: two demands would push each other out of DRAM
-    if dram is None:
+    if dram is not None and dram.lacks and dram.state is CopyState.FILLING:
+        return False
+    if dram is None or dram.lacks:
         source = source_below(state, block)
         if source is None or block.index.spec is None:
             finish_demand(state, want, ok=False, why="no tier that is up can supply the block")
             return True
-        if not promotion_may_start(state, block, Priority.WRITE_BEHIND):
+        chunks = block.index.full_mask if dram is None else dram.lacks
+        dram = promote(state, block, source, chunks, Priority.WRITE_BEHIND)
+        if dram is None:
             return False
-        frames = take_frames(state, block.index)
-        if frames is None:
-            return False
-        dram = start_promotion(state, block, source, frames, Priority.WRITE_BEHIND)
     if dram.state is CopyState.FILLING:
-        state.wait_on(dram, Waiter(WaitFor.DEMAND, demand=want))
+        state.wait_on(dram, want)
         return True
-    priority = Priority.SAVE if want.ticket is not None and want.flush is None else Priority.WRITE_BEHIND
-    state.wait_on(start_demotion(state, block, tier, priority), Waiter(WaitFor.DEMAND, demand=want))
+    saved = want.ticket is not None and want.ticket.kind is TicketKind.SAVE
+    priority = Priority.SAVE if saved else Priority.WRITE_BEHIND
+    state.wait_on(start_demotion(state, block, tier, priority), want)
     state.tell(block.key, "demote", tier, "demanded")
     return True
 
 
 def demand_heard(state: State, want: Demand, copy: Copy, *, ok: bool, why: str = "") -> None:
     """The copy a demand waited on has ended: reached, one stage further, or failed."""
-    again = copy.tier is want.tier and not ok and want.ticket is not None and not want.ticket.over
-    if again and want.tries < DEMAND_TRIES_MAX:
+    reached, asked = copy.tier is want.tier, want.ticket is not None and not want.ticket.over
+    if ok and not reached:
+        state.demands[want.tier].appendleft(want)  # staged into DRAM: next, before it can be evicted again
+    elif reached and not ok and asked and want.tries < DEMAND_TRIES_MAX:
         want.tries += 1
         state.demands[want.tier].append(want)  # a passing fault; the tier pauses first
-    elif copy.tier is want.tier:
-        finish_demand(state, want, ok=ok, why=why)
-    elif ok:
-        state.demands[want.tier].appendleft(want)  # staged into DRAM: next, before it can be evicted again
     else:
-        finish_demand(state, want, ok=False, why=why)
+        finish_demand(state, want, ok=ok, why=why)
 
 
 def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> None:
@@ -136,44 +127,37 @@ def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> Non
     block.holds -= 1
     assert block.holds >= 0
     if want.staged is not None:
-        back_to_order(state, want.staged, still_cold=ok)
-    if want.flush is not None:
-        want.flush.out -= 1
-        if ok:
-            want.flush.ticket.stored += 1
-        else:
-            want.flush.failed += 1
-            want.flush.ticket.detail = why
-    elif want.ticket is not None:
+        unpin(state, want.staged, cold=ok)
+    ticket = want.ticket
+    if ticket is None:
         if not ok:
-            want.ticket.detail = f"not stored in {want.tier.name.lower()}: {why}"
-        settle_key(state, want.ticket, want.position, Outcome.STORED if ok else Outcome.REFUSED)
-    elif not ok:
-        state.tell(block.key, "not staged", want.tier, why)
-        state.count("not_staged", want.tier.name.lower())
+            state.tell(block.key, "not staged", want.tier, why)
+            state.count("not_staged", want.tier.name.lower())
+    elif ticket.kind is TicketKind.FLUSH:
+        ticket.open -= 1
+        ticket.stored += ok
+        ticket.failed += not ok
+        ticket.detail = ticket.detail if ok else why
+        state.more = True
+    else:
+        if not ok:
+            ticket.detail = f"not stored in {want.tier.name.lower()}: {why}"
+        settle_key(state, ticket, want.position, Outcome.STORED if ok else Outcome.REFUSED)
 
 
 def pump_flushes(state: State) -> None:
     """Keep each running flush at its number of demands; end it when nothing is left."""
-    for flush in list(state.flushes.values()):
+    for ticket in list(state.flushes.values()):
         for _ in range(FLUSH_SCAN_MAX):
-            if flush.ticket.over or not flush.left or flush.out >= state.config.flush_in_flight_max:
+            if not ticket.left or ticket.open >= state.config.flush_in_flight_max:
                 break
-            block = flush.left.pop()
-            if needs_flush(block, flush.tier):
-                flush.out += 1
-                block.holds += 1
-                state.demands[flush.tier].append(Demand(block, flush.tier, flush.ticket, 0, flush))
-        if flush.ticket.over or (not flush.left and not flush.out):
-            del state.flushes[flush.ticket.id]
-            if not flush.ticket.over:
-                detail = f"{flush.failed} blocks could not be copied: {flush.ticket.detail}" if flush.failed else ""
-                finish_ticket(state, flush.ticket, Outcome.FAILED, detail)
-
-
-def needs_flush(block: Block, tier: Tier) -> bool:
-    """READY somewhere, not yet in `tier`, and not told to stay in DRAM."""
-    if block.index.closed or block.rule is Rule.NEVER or not block.ready:
-        return False
-    copy = block.copy_in(tier)
-    return copy is None or copy.state is not CopyState.READY
+            block = ticket.left.pop()
+            copy, wanted = block.copy_in(ticket.ack), not block.index.closed and block.rule is not Rule.NEVER
+            if wanted and block.ready and (copy is None or copy.state is not CopyState.READY):
+                ticket.open += 1
+                state.want(Demand(block, ticket.ack, ticket, 0))
+        else:
+            state.more = True
+        if not ticket.left and not ticket.open:
+            detail = f"{ticket.failed} blocks could not be copied: {ticket.detail}" if ticket.failed else ""
+            finish_ticket(state, ticket, Outcome.FAILED, detail)

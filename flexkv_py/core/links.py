@@ -30,10 +30,8 @@ def _forget(state: State, block: Block) -> None:
     index.remove(block)
     if block.uses and not index.closed:
         state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
-    if state.demotion_faults:
-        state.demotion_faults.pop(block, None)
-    if state.pushed_out:
-        state.pushed_out.pop(block, None)
+    state.demotion_faults.pop(block, None)
+    state.pushed_out.pop(block, None)
 
 
 def relink(state: State, block: Block) -> None:

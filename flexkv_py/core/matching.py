@@ -21,10 +21,11 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import ROOT, BlockKey
 
 
-def on_match(state: State, event: MatchAsked, session: Session) -> None:
+def on_match(state: State, event: MatchAsked) -> None:
     """Answer at once; with `hold_ns`, lease every block of the answer in every shard."""
+    session = state.sessions[event.session]
     shards = event.shards or (session.shard,)
-    indexes = [state.indexes.get((session.namespace, shard)) for shard in shards]
+    indexes = [state.indexes.get((session.spec.digest, shard)) for shard in shards]
     walk = bool(state.relink) or event.hold_ns > 0 or not all(level.up for level in state.levels.values())
     length = len(event.keys)
     for index in indexes:
@@ -49,17 +50,15 @@ def on_match(state: State, event: MatchAsked, session: Session) -> None:
 
 def _bisect(index: Index, keys: Sequence[BlockKey]) -> int:
     blocks = index.blocks
-    if keys and _linked(blocks.get(keys[-1])):
-        length = len(keys)  # the usual case: everything is there
-    else:
-        length = bisect_left(keys, True, key=lambda key: not _linked(blocks.get(key)))
+
+    def ends(key: BlockKey) -> bool:
+        block = blocks.get(key)
+        return block is None or not block.linked
+
+    length = len(keys) if not ends(keys[-1]) else bisect_left(keys, True, key=ends)  # usually everything is there
     while length and not _chained(index, keys, length - 1):
         length -= 1
     return length
-
-
-def _linked(block: Block | None) -> bool:
-    return block is not None and block.linked
 
 
 def _chained(index: Index, keys: Sequence[BlockKey], at: int) -> bool:
@@ -86,7 +85,7 @@ def _walk(state: State, index: Index, keys: Sequence[BlockKey]) -> int:
 
 def slowest_tier(state: State, block: Block) -> Tier | None:
     """The tier a load would have to wait for; None when the block is READY in no tier that is up."""
-    if block.dram is not None and block.dram.state is CopyState.READY:
+    if block.dram is not None and block.dram.state is CopyState.READY and not block.dram.lacks:
         return Tier.DRAM
     source = source_below(state, block)
     return None if source is None else source.tier
@@ -125,17 +124,16 @@ def _hold(state: State, session: Session, indexes: list[Index], keys: Sequence[B
     blocks = [index.blocks[key] for index in indexes for key in keys]
     for block in blocks:
         block.holds += 1
-    state.leases_made += 1
-    lease = session.leases[state.leases_made] = Lease(state.leases_made, session.id, blocks)
+    lease = Lease(next(state.numbers), session.id, blocks)
+    session.leases[lease.id] = state.leases[lease.id] = lease
     state.wake_at(state.now_ns + min(hold_ns, state.config.hold_ns_max), "lease", lease.id)
-    state.lease_owner[lease.id] = session.id
     return lease.id
 
 
-def let_go(state: State, session: Session, lease: Lease) -> None:
+def let_go(state: State, lease: Lease) -> None:
     """A lease ends: released, expired, or its session is gone."""
-    del session.leases[lease.id]
-    del state.lease_owner[lease.id]
+    del state.sessions[lease.session].leases[lease.id]
+    del state.leases[lease.id]
     for block in lease.blocks:
         block.holds -= 1
         assert block.holds >= 0

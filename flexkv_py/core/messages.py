@@ -14,6 +14,24 @@ from typing import NamedTuple
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.rows.messages import (
+    AbsentEntry,
+    AttachAnswered,
+    ChangePages,
+    HeatEntry,
+    HeatReported,
+    LoseSession,
+    MissEntry,
+    PageGrant,
+    PageRevoke,
+    PagesAcknowledged,
+    RefuseReplay,
+    RequestAttached,
+    RequestDetached,
+    RowEvent,
+    RowInstruction,
+    WorkerGone,
+)
 from flexkv_py.words import (
     BlockName,
     Fault,
@@ -21,6 +39,7 @@ from flexkv_py.words import (
     NamespaceSpec,
     Outcome,
     Priority,
+    ReplayOutcome,
     SaveHints,
     StoryEvent,
     TicketKind,
@@ -38,6 +57,8 @@ class SessionOpened:
     namespace: NamespaceSpec
     shard: int
     now_ns: int
+    instance: str = ""
+    """Ties the ranks of one engine together; empty: this session is alone."""
 
 
 @dataclass(slots=True)
@@ -256,7 +277,7 @@ class TimePassed:
 ClientAsked = SessionOpened | SessionClosed | MatchAsked | LoadAsked | SaveAsked | PrefetchAsked | FlushAsked
 ClientEnded = TicketCancelled | LeaseReleased | NamespaceReset
 TierEvent = ChunkLanded | TransfersFinished | BlocksFound | RecoveryFinished | RecordsLost | TierChanged | RoomRestored
-Event = ClientAsked | ClientEnded | TierEvent | DrainStarted | TimePassed
+Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DrainStarted | TimePassed
 
 
 # ------------------------------------------------------------ instructions
@@ -267,7 +288,7 @@ class StartMove:
     """Move one block between DRAM frames and a lower tier (`tier`).
 
     `frames[c]` is the frame number of chunk c and `chunk_bytes[c]` its length. For DROP there are no
-    frames. Ends as one TransferResult.
+    frames. A promotion reads the chunks in `chunks` (mask), the others are there. Ends as one TransferResult.
     """
 
     transfer: int
@@ -279,6 +300,7 @@ class StartMove:
     chunk_bytes: tuple[int, ...]
     priority: Priority
     deadline_ns: int
+    chunks: int = 0
 
 
 @dataclass(slots=True)
@@ -369,8 +391,12 @@ class EndSession:
     session: int
 
 
-Instruction = StartMove | StartCopies | MatchAnswered | TicketFinished | RequestDone | RequestRefused | EndSession
+Answer = MatchAnswered | TicketFinished | RequestDone | RequestRefused | EndSession
+Instruction = StartMove | StartCopies | Answer | RowInstruction
 
 __all__ = ["BlockName", "Fault", "MoveKind", "NamespaceSpec", "Outcome"]
-__all__ += ["Priority", "SaveHints", "StoryEvent", "TicketKind", "Tier"]
-"""Re-exported words; everything defined here is public as well."""
+__all__ += ["Priority", "ReplayOutcome", "SaveHints", "StoryEvent", "TicketKind", "Tier"]
+__all__ += ["AbsentEntry", "AttachAnswered", "ChangePages", "HeatEntry", "HeatReported", "LoseSession", "MissEntry"]
+__all__ += ["PageGrant", "PageRevoke", "PagesAcknowledged", "RefuseReplay", "RequestAttached", "RequestDetached"]
+__all__ += ["WorkerGone"]
+"""Re-exported words and messages of the row path; everything defined here is public as well."""

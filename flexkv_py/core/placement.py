@@ -32,7 +32,7 @@ def judge(state: State, copy: Copy) -> Verdict:
     if is_below(block, copy.tier):
         return Verdict.COVERED
     takers = _takers(state, copy)
-    if block.holds and not any(_stays(state, other) for other in block.copies() if other is not copy):
+    if block.needed and not any(_stays(state, other) for other in block.copies() if other is not copy):
         return Verdict.WRITE if takers else Verdict.HELD
     if block.rule is Rule.NEVER:
         return Verdict.REFUSED
@@ -50,14 +50,19 @@ def judge_now(state: State, copy: Copy) -> Verdict:
     verdict, block = judge(state, copy), copy.block
     if verdict is not Verdict.WRITE:
         return verdict
-    wanting = [level for level in _takers(state, copy) if block.holds or not refusal(state, level, block)]
+    wanting = [level for level in _takers(state, copy) if block.needed or not refusal(state, level, block)]
     if not all(level.ails(state.now_ns) for level in wanting):
         return verdict
-    return Verdict.HELD if block.holds else Verdict.AILS
+    return Verdict.HELD if block.needed else Verdict.AILS
 
 
 def _stays(state: State, copy: Copy) -> bool:
-    """Whether a block can count on this copy when another goes: not on one that stands ready to go."""
+    """Whether a block can count on this copy when another goes: not on one that stands ready to go.
+
+    Nor on what a running request has in DRAM: it may have to leave chunk by chunk, and needs its record then.
+    """
+    if copy.tier is Tier.DRAM and copy.block.key in copy.block.index.attached:
+        return False
     return copy.state is CopyState.READY and copy.queue is not state.levels[copy.tier].reclaimable
 
 
@@ -78,7 +83,7 @@ def refusal(state: State, level: Level, block: Block) -> str:
 
 def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
-    if verdict is Verdict.NO_TIER:
+    if verdict is Verdict.NO_TIER and state.below:
         lower = [level for level in state.below if level.tier > copy.tier]
         return ": ".join([verdict, *filter(None, (level.hopeless(copy.block.index.record_bytes) for level in lower))])
     if verdict is not Verdict.REFUSED:

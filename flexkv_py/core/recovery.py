@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from flexkv_py.core import messages
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, Index
 from flexkv_py.core.links import relink, relink_slice
-from flexkv_py.core.messages import (
-    BlockName,
-    BlocksFound,
-    NamespaceReset,
-    NamespaceSpec,
-    RecordsLost,
-    RecoveryFinished,
-    RequestDone,
-    Tier,
-    TierChanged,
-)
-from flexkv_py.core.moves import drop_record, evict, forget_record
+from flexkv_py.core.messages import BlockName, MoveKind, NamespaceSpec, RequestDone, Tier
+from flexkv_py.core.moves import drop_record, evict, lose_record
+from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import Level, State
-from flexkv_py.core.transfers import Reset, TransferKind
+from flexkv_py.core.transfers import Reset
 from flexkv_py.geometry import ALIGN_BYTES
-from flexkv_py.keys import ROOT, NamespaceDigest
+from flexkv_py.keys import ROOT
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
 DROPS_AGAIN_PER_EVENT_MAX = 16
 RELINKS_PER_FOUND_MAX = 8
 """Links renewed per block found: more than one, so that a recovery in any order leaves few to be renewed after it."""
+
+
+def index_of(state: State, session: Session) -> Index:
+    """The index a session's messages are about. It may have been forgotten since the last one."""
+    index = state.index(session.spec.digest, session.shard)
+    introduce(state, index, session.spec)
+    return index
 
 
 def introduce(state: State, index: Index, spec: NamespaceSpec) -> None:
@@ -43,12 +42,12 @@ def _set_record_bytes(state: State, index: Index, record_bytes: int) -> None:
             if copy.tier is not Tier.DRAM:
                 state.levels[copy.tier].used_bytes += more
         for transfer in state.transfers.values():
-            if transfer.kind is TransferKind.DROP and transfer.block.index is index:
+            if transfer.kind is MoveKind.DROP and transfer.copy.block.index is index:
                 state.levels[transfer.copy.tier].dropping_bytes += more
     index.record_bytes = record_bytes
 
 
-def on_blocks_found(state: State, event: BlocksFound) -> None:
+def on_blocks_found(state: State, event: messages.BlocksFound) -> None:
     """Records met at start become READY copies; what cannot be ours is counted and dropped."""
     index = _index_of_found(state, event)
     level = state.levels[event.tier]
@@ -82,7 +81,7 @@ def on_blocks_found(state: State, event: BlocksFound) -> None:
     state.count("found", event.tier.name.lower(), len(event.blocks))
 
 
-def _index_of_found(state: State, event: BlocksFound) -> Index:
+def _index_of_found(state: State, event: messages.BlocksFound) -> Index:
     """The index records belong to; one that is closed at once, while their namespace is being reset."""
     reset = next((reset for reset in state.resets if reset.namespace == event.namespace), None)
     if reset is None:
@@ -96,7 +95,7 @@ def _index_of_found(state: State, event: BlocksFound) -> Index:
     return index
 
 
-def on_records_lost(state: State, event: RecordsLost) -> None:
+def on_records_lost(state: State, event: messages.RecordsLost) -> None:
     """The tier has let go of these by itself; a location we no longer know was dropped meanwhile."""
     tier = event.tier.name.lower()
     for record in event.records:
@@ -108,7 +107,7 @@ def on_records_lost(state: State, event: RecordsLost) -> None:
         elif copy is not None and copy.state is CopyState.READY and copy.location == record.location:
             state.tell(record.block.key, "lost", event.tier, event.reason)
             state.count("lost", tier)
-            forget_record(state, copy)
+            lose_record(state, copy, told_by_tier=True)
 
 
 def lost_early(location: int) -> int:
@@ -116,7 +115,7 @@ def lost_early(location: int) -> int:
     return ~location
 
 
-def on_recovery_finished(state: State, event: RecoveryFinished) -> None:
+def on_recovery_finished(state: State, event: messages.RecoveryFinished) -> None:
     """Whatever is in the tier is known now."""
     state.levels[event.tier].recovering = False
     state.levels[event.tier].let_go.clear()
@@ -125,9 +124,12 @@ def on_recovery_finished(state: State, event: RecoveryFinished) -> None:
 def drop_again(state: State) -> None:
     """Ask once more for drops that failed, a bounded number per event, while the tier is up."""
     for level in state.below:
-        for _ in range(min(len(level.undropped), DROPS_AGAIN_PER_EVENT_MAX)):
-            if level.drops_due(state.now_ns):
-                drop_record(state, level.undropped.popleft()[1])
+        for _ in range(DROPS_AGAIN_PER_EVENT_MAX if level.up else 0):
+            if not level.undropped or level.undropped[0][0] > state.now_ns:
+                break
+            drop_record(state, level.undropped.popleft()[1])
+        else:
+            state.more = state.more or (level.up and bool(level.undropped))
 
 
 def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
@@ -161,12 +163,12 @@ def _adopt(state: State, copy: Copy, level: Level) -> None:
 
 
 def forget_idle_indexes(state: State) -> None:
-    """Indexes without blocks and sessions go, or every epoch and tenant that ever came would leave one."""
-    wanted = {(session.namespace, session.shard) for session in state.sessions.values()}
-    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or at in wanted}
+    """Indexes nobody uses go, or every epoch and tenant that ever came would leave one."""
+    wanted = {(session.spec.digest, session.shard) for session in state.sessions.values()}
+    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or index.attached or at in wanted}
 
 
-def on_reset(state: State, event: NamespaceReset) -> None:
+def on_reset(state: State, event: messages.NamespaceReset) -> None:
     """Close the namespace's indexes at once; their copies go in bounded slices."""
     indexes = [state.indexes.pop(at) for at in list(state.indexes) if at[0] == event.namespace]
     reset = Reset(event.session, event.request, event.namespace, indexes)
@@ -183,7 +185,10 @@ def pump_resets(state: State) -> None:
         for _ in range(RESET_BLOCKS_PER_EVENT_MAX):
             if not reset.left:
                 break
-            _forget(state, reset.left.pop())
+            for copy in reset.left.pop().copies():
+                if copy.state is CopyState.READY and copy.readers == 0:
+                    evict(state, copy, "the namespace was reset")
+        state.more = state.more or bool(reset.left)
         if not reset.left and not recovering and _all_gone(state, reset):
             state.resets.remove(reset)
             if not reset.session or reset.session in state.sessions:  # 0: the daemon itself
@@ -199,13 +204,7 @@ def _all_gone(state: State, reset: Reset) -> bool:
     return next(other for other in state.resets if other.namespace == reset.namespace) is reset
 
 
-def _forget(state: State, block: Block) -> None:
-    for copy in block.copies():
-        if copy.state is CopyState.READY and copy.readers == 0:
-            evict(state, copy, "the namespace was reset")
-
-
-def on_tier_changed(state: State, event: TierChanged) -> None:
+def on_tier_changed(state: State, event: messages.TierChanged) -> None:
     """A tier that is down serves nothing and counts as no place to go, but keeps its copies."""
     level = state.levels[event.tier]
     level.down_reason = event.reason
@@ -214,13 +213,3 @@ def on_tier_changed(state: State, event: TierChanged) -> None:
     level.up = event.up
     level.faults_in_row = level.pause_until_ns = 0
     state.count("tier_changes", f"{event.tier.name.lower()}_{'up' if event.up else 'down'}")
-
-
-def namespace_blocks(state: State, namespace: NamespaceDigest | None) -> list[Block]:
-    """A snapshot of all blocks of a namespace (None: of all)."""
-    return [
-        block
-        for (digest, _), index in state.indexes.items()
-        if namespace is None or digest == namespace
-        for block in index.blocks.values()
-    ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from enum import Enum
 from math import inf
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
 from flexkv_py.core.messages import Priority, Tier
-from flexkv_py.core.moves import evict, start_demotion, unpin
-from flexkv_py.core.placement import Verdict, explain, is_below, judge, judge_now, refusal, refusals, write_may_start
+from flexkv_py.core.moves import evict, start_demotion, start_reading, unpin
+from flexkv_py.core.placement import Verdict, explain, judge, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -21,6 +21,7 @@ VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
 CLEAN_PER_EVENT_MAX = 64
 RECORDS_PER_FULL = 2
+SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 RESERVE_SHARE, RESERVE_SHARE_MAX = 0.01, 0.1
 RESERVE_RECORDS = 16
 CLEAN_SHARE_MAX = 0.5
@@ -34,20 +35,48 @@ class Room(Enum):
     NONE = 3  # everything in the tier must first be written further down
 
 
-def take_frames(state: State, index: Index) -> bytes | None:
-    """Frames (packed) for one block of this index, evicting what may go; None when nothing may go now."""
-    pages, count = index.frame_pages, index.chunk_count
+def take_frames(state: State, index: Index, count: int) -> bytes | None:
+    """Frames (packed) for `count` chunks of this index, evicting what may go; None when nothing may go now."""
+    pages = index.frame_pages
     for _ in range(VICTIMS_PER_TAKE_MAX):
         frames = state.frames.take(pages, count)
         if frames is not None:
             return frames
         victim = _evict_one(state, state.dram)
         if victim is None:
+            state.rows.short_pages = max(state.rows.short_pages, count * pages)
             return None
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
-    state.wake_at(state.now_ns + 1, "room", int(Tier.DRAM))  # more may go, but not in one event
+    state.more = True  # may go, but not in one event
     return None
+
+
+def promote(
+    state: State, block: Block, source: Copy, chunks: int, priority: Priority, deadline_ns: int = 0
+) -> DramCopy | None:
+    """Read chunks (mask) of a block from below into DRAM; None when that must wait for the link or for room.
+
+    Half of the link is for loads: nothing else may keep them waiting.
+    """
+    if not state.promotions.takes(block.index.record_bytes, share=1 if priority is Priority.LOAD else 2):
+        return None
+    kept = [copy for copy in (source, block.dram) if copy is not None]
+    stood_ready = [copy.queue is state.levels[copy.tier].reclaimable for copy in kept]
+    for copy in kept:
+        state.pin(copy)  # making room must not evict what we are about to read, or to fill
+    frames = take_frames(state, block.index, chunks.bit_count())
+    for copy, stood in zip(kept, stood_ready, strict=True):
+        unpin(state, copy, cold=frames is None and stood)  # who waits uses nothing
+    if frames is None:
+        return None
+    dram = block.dram
+    if dram is None:
+        dram = block.dram = DramCopy(block, bytes(block.index.frame_numbers.size))
+        dram.filling = 0
+    dram.fill(chunks, frames)
+    start_reading(state, dram, source, priority, deadline_ns)
+    return dram
 
 
 def _evict_one(state: State, level: Level) -> Copy | None:
@@ -66,7 +95,8 @@ def _evict_one(state: State, level: Level) -> Copy | None:
             if verdict is Verdict.REFUSED:
                 for rule in refusals(state, copy):
                     state.count("refused_admissions", rule)
-            _had_their_turn(state, copy)
+            if level.tier is not Tier.DRAM:
+                _had_their_turn(state, copy)
             evict(state, copy, explain(state, copy, verdict))
             return copy
     return None
@@ -93,7 +123,7 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
     A tier that is full of blocks not yet further down is passed by, whatever the gates below it say, or
     DRAM would wait for the staging that itself needs DRAM.
     """
-    passed, insists = "", block.holds > 0
+    passed, insists = "", block.needed
     for level in state.below:
         if not level.takes(block.index.record_bytes, state.now_ns):
             continue
@@ -130,7 +160,9 @@ def _drop_until(state: State, level: Level, target_bytes: int) -> None:
 
 def make_room_after_fault(state: State, level: Level, index: Index) -> None:
     """A tier had less room than we counted: take it for smaller, and drop the coldest for this write and the next."""
-    level.shrink(index.record_bytes, state.now_ns)
+    level.capacity_bytes = max(level.used_bytes, index.record_bytes)
+    level.shrunk_until_ns = state.now_ns + SHRUNK_NS
+    state.wake_at(level.shrunk_until_ns, "shrunk", level.tier)
     dropping_bytes = level.dropping_bytes
     _drop_until(state, level, level.used_bytes - dropping_bytes - RECORDS_PER_FULL * index.record_bytes)
     level.full = level.dropping_bytes == dropping_bytes
@@ -145,9 +177,8 @@ def stage_down(state: State, copy: Copy) -> bool:
     if level.is_full(state.now_ns) or not level.writes.takes(copy.block.index.record_bytes, waiting=len(waiting)):
         return False
     state.pin(copy)
-    copy.block.holds += 1
-    waiting.append(Demand(copy.block, Tier.S3, None, 0, staged=copy))
-    state.staged_unseen = True
+    state.want(Demand(copy.block, Tier.S3, None, 0, staged=copy))
+    state.more = True
     return True
 
 
@@ -216,14 +247,3 @@ def _clean(state: State, level: Level, copy: Copy) -> bool:
             state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))
         return True
     return verdict is not Verdict.HELD and _send_down(state, copy)
-
-
-def back_to_order(state: State, copy: Copy, *, still_cold: bool) -> None:
-    """A copy whose write below has ended goes back: reclaimable if it is covered and was not used meanwhile."""
-    assert copy.readers > 0
-    ready = copy.state is CopyState.READY and not copy.block.index.closed  # it may have been lost meanwhile
-    if ready and copy.readers == 1 and still_cold and is_below(copy.block, copy.tier):
-        copy.readers = 0
-        state.levels[copy.tier].reclaimable.push_newest(copy)
-        return
-    unpin(state, copy, cold=still_cold)

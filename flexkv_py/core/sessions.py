@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
-from flexkv_py.core.blocks import Block, Index
-from flexkv_py.core.messages import NamespaceSpec, Outcome, SaveHints, TicketKind, Tier
-from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.core.blocks import Block, Index, Rule
+from flexkv_py.core.messages import NamespaceSpec, Outcome, TicketKind, Tier
+from flexkv_py.keys import ROOT, BlockKey
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One running load, save, prefetch or flush.
 
-    `waiting` has positions of keys of a save that wait for room, in order. `open` counts keys without an outcome.
+    Keys before position `seen` have been looked at; `waiting` of them stand in a line for room. `open` counts keys
+    without an outcome (of a flush: demands under way, and `left` the blocks not yet looked at). `tiers` has the tier of
+    each key, where the outcome names one.
     """
 
     id: int
@@ -22,16 +25,23 @@ class Ticket:
     keys: list[BlockKey]
     index: Index | None
     deadline_ns: int
-    outcomes: list[Outcome | None]
-    open: int
     parent: BlockKey = ROOT
     ack: Tier = Tier.DRAM
-    hints: SaveHints | None = None
-    waiting: dict[int, None] = field(default_factory=dict)
-    tiers: bytearray = field(default_factory=bytearray)
+    rule: Rule = Rule.ADMISSION
+    seen: int = 0
+    waiting: int = 0
+    left: list[Block] = field(default_factory=list)
     stored: int = 0
+    failed: int = 0
     detail: str = ""
     over: bool = False
+    outcomes: list[Outcome | None] = field(init=False)
+    open: int = field(init=False)
+    tiers: bytearray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.open = len(self.keys)
+        self.outcomes, self.tiers = [None] * self.open, bytearray(self.open)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,11 +55,16 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One live client connection; its tickets and leases die with it."""
+    """One live client connection; its tickets and leases die with it.
+
+    `arrived` has its tickets with keys not yet looked at, in order. While there is one, the session stands in
+    `State.arrivals`.
+    """
 
     id: int
-    namespace: NamespaceDigest
-    shard: int
     spec: NamespaceSpec
+    shard: int
+    instance: str = ""
     tickets: dict[int, Ticket] = field(default_factory=dict)
+    arrived: deque[Ticket] = field(default_factory=deque)
     leases: dict[int, Lease] = field(default_factory=dict)

@@ -9,26 +9,30 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, Index
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, Index
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.history import History
-from flexkv_py.core.messages import BlockName, Fault, Instruction, Tier, TransferResult
+from flexkv_py.core.messages import BlockName, Fault, Instruction, TicketKind, Tier, TransferResult
 from flexkv_py.core.policies import POLICIES
-from flexkv_py.core.sessions import Session, Ticket
-from flexkv_py.core.story import Story
-from flexkv_py.core.transfers import Demand, Flush, InFlight, Reset, Transfer, Waiter
+from flexkv_py.core.sessions import Lease, Session, Ticket
+from flexkv_py.core.transfers import Demand, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.rows.table import Requests
 
+NOT_THE_TIERS = (Fault.TOO_LONG, Fault.CORRUPT)
+"""Faults of a write that say nothing of the tier: what was to be written was not as it should be."""
 WRITE_PAUSE_NS_MIN = 50_000_000
 WRITE_PAUSE_NS_MAX = 5_000_000_000
 WRITE_FAULTS_IN_ROW_MAX = 3
 S3_PATIENCE_NS = 250_000_000
 """Without the end of any write for so long, S3 is taken for sick by those who need room."""
-SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
+TOUCHES_PER_EVENT_MAX = 64
+LINES = (TicketKind.LOAD, TicketKind.PREFETCH, TicketKind.SAVE)
 
 
 class Level:
@@ -41,9 +45,9 @@ class Level:
     def __init__(self, tier: Tier, config: PlannerConfig) -> None:
         self.tier = tier
         self.word = tier.name.lower()  # in counters
-        self._room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
-        self._shrunk_until_ns = 0
-        self.capacity_bytes = self._room_bytes  # 0 = no limit of ours
+        self.room_bytes = {Tier.DRAM: 0, Tier.SSD: config.ssd_bytes, Tier.S3: config.s3_bytes}[tier]
+        self.capacity_bytes = self.room_bytes  # 0 = no limit of ours; less than its room while it is taken for smaller
+        self.shrunk_until_ns = 0
         self.hits_min = {Tier.DRAM: 0, Tier.SSD: config.ssd_hits_min, Tier.S3: config.s3_hits_min}[tier]
         self.budget = WriteBudget(config.ssd_bytes_per_day if tier is Tier.SSD else 0)
         self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
@@ -97,34 +101,19 @@ class Level:
         """The last write found no room, and the next is not tried yet."""
         return self.full and self.pause_until_ns > now_ns
 
-    def drops_due(self, now_ns: int) -> bool:
-        """Whether a drop that failed is to be asked for again now."""
-        return self.up and bool(self.undropped) and self.undropped[0][0] <= now_ns
-
-    def put(self, copy: Copy, *, cold: bool = False) -> None:
-        order = self.policy.cool if cold else self.policy.add
-        order(copy)
-
     def wrote(self, result: TransferResult, now_ns: int) -> None:
         """A write ended. Faults pause the tier, longer each time, so a broken disk is not hammered."""
         self.full = False
         self.wrote_ns = now_ns
         if result.fault is None:
             self.faults_in_row = 0
-            if self._shrunk_until_ns <= now_ns:
-                self.restore()
-        elif result.fault is not Fault.TOO_LONG and self.pause_until_ns <= now_ns:  # those of one moment are one fault
+        elif result.fault not in NOT_THE_TIERS and self.pause_until_ns <= now_ns:  # those of one moment are one fault
             self.faults_in_row, self.last_fault = self.faults_in_row + 1, result.detail or result.fault.value
             self.pause_until_ns = now_ns + min(WRITE_PAUSE_NS_MIN << min(self.faults_in_row, 10), WRITE_PAUSE_NS_MAX)
 
-    def shrink(self, record_bytes: int, now_ns: int) -> None:
-        """A write found no room: what is in use is all there is, for a while."""
-        self.capacity_bytes = max(self.used_bytes, record_bytes)
-        self._shrunk_until_ns = now_ns + SHRUNK_NS
-
     def restore(self) -> None:
         """What was counted is there again."""
-        self.capacity_bytes, self._shrunk_until_ns = self._room_bytes, 0
+        self.capacity_bytes, self.shrunk_until_ns = self.room_bytes, 0
 
 
 class State:
@@ -140,31 +129,30 @@ class State:
         self.levels = {tier: Level(tier, config) for tier in config.tiers}
         self.dram = self.levels[Tier.DRAM]
         self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
+        self.numbers = count(1)  # of transfers, leases and timers
         self.transfers: dict[int, Transfer] = {}
-        self.transfers_made = 0
         self.promotions = InFlight(config.promotions_in_flight_max, config.promotion_bytes_in_flight_max)
         self.waiters: dict[Copy, list[Waiter]] = {}  # who wants to hear when a FILLING copy ends
         self.dropped: dict[Copy, None] = {}  # detached: failed fills still read, second records
         self.sessions: dict[int, Session] = {}
-        self.leases_made = 0
-        self.lease_owner: dict[int, int] = {}
+        self.leases: dict[int, Lease] = {}
         self.tickets: dict[int, Ticket] = {}
-        self.room_loads: deque[tuple[Ticket, int]] = deque()
-        self.room_prefetches: deque[tuple[Ticket, int]] = deque()
-        self.room_saves: deque[tuple[Ticket, int]] = deque()
+        self.arrivals: deque[Session] = deque()  # whose requests have keys not yet looked at, in turns
+        self.lines: dict[TicketKind, deque[tuple[Ticket, int]]] = {kind: deque() for kind in LINES}  # waiting for room
+        self.more = False  # something is left to do that needs no event but was too much for the last one
+        self.touches: deque[Block] = deque()  # used, and to be told so to their orders
         self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
-        self.staged_unseen = False  # SSD copies were set aside for S3 since demands were last served
         self.demands_abandoned = False  # some ticket with demands ended before they did
-        self.flushes: dict[int, Flush] = {}
+        self.flushes: dict[int, Ticket] = {}
         self.relink: deque[Block] = deque()  # children whose parent's link changed
         self.history = History()
         self.demotion_faults: dict[Block, int] = {}
         self.pushed_out: dict[Block, int] = {}  # records that made room below a copy ready to go: the uses by then
         self.timers: list[tuple[int, int, str, int]] = []
-        self.timers_made = 0
-        self.story = Story(config.story_events_max)
+        self.story: deque[tuple[int, BlockKey, str, Tier, str]] = deque(maxlen=config.story_events_max)
         self.counters: dict[tuple[str, str], int] = {}
         self.draining = False
+        self.rows: Requests[DramCopy, Index] = Requests(config.rows)
 
     def index(self, namespace: NamespaceDigest, shard: int) -> Index:
         index = self.indexes.get((namespace, shard))
@@ -173,15 +161,19 @@ class State:
         return index
 
     def tell(self, key: BlockKey, what: str, tier: Tier, detail: str = "") -> None:
-        self.story.ring.append((self.now_ns, key, what, tier, detail))
+        self.story.append((self.now_ns, key, what, tier, detail))
 
     def count(self, name: str, label: str, amount: int = 1) -> None:
         at = (name, label)
         self.counters[at] = self.counters.get(at, 0) + amount
 
-    def wake_at(self, when_ns: int, kind: str, subject: int) -> None:
-        self.timers_made += 1
-        heapq.heappush(self.timers, (when_ns, self.timers_made, kind, subject))
+    def want(self, demand: Demand) -> None:
+        """Have a block copied into a lower tier, and held until then."""
+        demand.block.holds += 1
+        self.demands[demand.tier].append(demand)
+
+    def wake_at(self, when_ns: int, kind: str = "", subject: int = 0) -> None:
+        heapq.heappush(self.timers, (when_ns, next(self.numbers), kind, subject))
 
     def pin(self, copy: Copy) -> None:
         """A reader more; a pinned copy stands in no order."""
@@ -201,20 +193,23 @@ class State:
             self.levels[copy.tier].policy.add(copy)
 
     def touch_tail_first(self, blocks: Sequence[Block]) -> None:
-        """A chain was used until now. Its head is needed by every longer chain, so it must stay longest: touched last.
+        """A chain was used until now. Its head is needed by longer chains, so it must stay longest: touched last."""
+        self.touches.extend(reversed(blocks))
+
+    def touch_slice(self) -> None:
+        """Touch a bounded number of them.
 
         What was made ready to go since it was used stays so: else cleaning ahead would never end.
         """
-        for block in reversed(blocks):
+        for _ in range(min(len(self.touches), TOUCHES_PER_EVENT_MAX)):
+            block = self.touches.popleft()
             if block.linked:
                 for copy in (block.dram, block.ssd, block.s3):
                     if copy is not None and copy.queue is not self.levels[copy.tier].reclaimable:
                         self.touch(copy)
 
-    def new_transfer(self, transfer: Transfer) -> Transfer:
+    def begin(self, transfer: Transfer) -> Transfer:
+        """Enter a transfer into the ledger."""
+        transfer.id = next(self.numbers)
         self.transfers[transfer.id] = transfer
         return transfer
-
-    def next_transfer_id(self) -> int:
-        self.transfers_made += 1
-        return self.transfers_made

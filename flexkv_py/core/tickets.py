@@ -21,13 +21,11 @@ def open_ticket(state: State, ticket: Ticket) -> bool:
             refuse(state, ticket.session, 0, ticket.id, ErrorCode.LIMIT_EXCEEDED, why)
             return False
         session.tickets[ticket.id] = ticket
+    assert ticket.keys or ticket.kind is TicketKind.FLUSH, "checked at the edge"
     assert ticket.id not in state.tickets
     state.tickets[ticket.id] = ticket
     if ticket.deadline_ns:
         state.wake_at(ticket.deadline_ns, "ticket", ticket.id)
-    if not ticket.keys and ticket.kind is not TicketKind.FLUSH:
-        finish_ticket(state, ticket, Outcome.MISS)
-        return False
     return True
 
 
@@ -43,14 +41,42 @@ def settle_key(state: State, ticket: Ticket, position: int, outcome: Outcome, ti
         finish_ticket(state, ticket, Outcome.FAILED)
 
 
+def end_prefix(state: State, ticket: Ticket, position: int, outcome: Outcome) -> None:
+    """The usable prefix of a load ends before this key: what follows is of no use, and is settled too."""
+    settle_key(state, ticket, position, outcome)
+    for later in range(position + 1, len(ticket.keys)):
+        settle_key(state, ticket, later, Outcome.LATE if outcome is Outcome.LATE else Outcome.MISS)
+    ticket.seen = len(ticket.keys)
+
+
+def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
+    """Have a key stand in the line of its kind, unless that is full or waiting would be in vain."""
+    line, index = state.lines[ticket.kind], ticket.index
+    assert index is not None
+    fits = state.frames.fits(index.frame_pages, index.chunk_count)
+    if fits and len(line) < state.config.allocation_waiters_max:
+        ticket.waiting += 1
+        line.append((ticket, position))
+        return
+    if not fits:
+        ticket.detail = "one block is larger than the DRAM arena"
+    elif ticket.kind is not TicketKind.SAVE:
+        ticket.detail = "too many loads wait for DRAM (allocation_waiters_max)"
+    if ticket.kind is TicketKind.SAVE:
+        settle_key(state, ticket, position, Outcome.THROTTLED if fits else Outcome.REFUSED)
+    else:
+        end_prefix(state, ticket, position, Outcome.FAILED)
+
+
 def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "", *, tell: bool = True) -> None:
     """End a ticket; keys without an outcome get `rest`. Copies in flight run to their end."""
     assert not ticket.over
     ticket.over = True
-    if ticket.kind is TicketKind.FLUSH or (ticket.ack is not Tier.DRAM and ticket.open):
+    if ticket.ack is not Tier.DRAM and ticket.open:
         state.demands_abandoned = True
     outcomes = [rest if outcome is None else outcome for outcome in ticket.outcomes]
     del state.tickets[ticket.id]
+    state.flushes.pop(ticket.id, None)
     session = state.sessions.get(ticket.session)
     if session is not None:
         del session.tickets[ticket.id]

@@ -7,10 +7,9 @@ source, a FILLING target. It always runs to its end; nobody wanting it any more 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from flexkv_py.core.blocks import Block, Copy, Index
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.messages import MoveKind, TicketKind, Tier
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.keys import NamespaceDigest
 
@@ -45,23 +44,14 @@ class InFlight:
         assert self.bytes >= 0
 
 
-class TransferKind(Enum):
-    """Load and save touch a worker; the others move between tiers."""
-
-    LOAD = 1
-    SAVE = 2
-    PROMOTE = 3
-    DEMOTE = 4
-    DROP = 5
-
-
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One row of the ledger. `copy` is what is read (load, demote, drop) or filled (save, promote)."""
+    """One row of the ledger. `copy` is what is read (load, demote, drop) or filled (save, promote).
 
-    id: int
-    kind: TransferKind
-    block: Block
+    Loads and saves touch a worker; the others move a block between tiers. `id` is given when it is entered.
+    """
+
+    kind: TicketKind | MoveKind
     copy: Copy
     other: Copy | None = None
     """PROMOTE: the source below; DEMOTE: the target below."""
@@ -70,7 +60,7 @@ class Transfer:
     source: Tier = Tier.DRAM
     """LOAD: the tier the block was in when it was asked for."""
     todo: int = 0
-    """LOAD: mask of chunks not yet in the worker."""
+    """LOAD: mask of chunks not yet in the worker; PROMOTE: of those to be read, from the start to the end."""
     handed: int = 0
     """LOAD: mask of chunks given to the lanes."""
     running: int = 0
@@ -83,20 +73,12 @@ class Transfer:
     """PROMOTE for a load: bytes of loads on their way from the same tier at the start, its own included."""
     uses: int = 0
     """DEMOTE: the block's uses at the start; unchanged means it is still cold."""
-
-
-class WaitFor(Enum):
-    """What a waiter does when the copy it waits for is READY."""
-
-    LOAD = 1
-    PREFETCH = 2
-    PRESENT = 3
-    DEMAND = 4
+    id: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """A block that must get a copy in `tier`: an acknowledged save, a flush, or staging from SSD to S3.
+    """A block that must get a copy in `tier`: an acknowledged save, a flush, or (without a ticket) staging to S3.
 
     It holds the block from its making to its end, so the block cannot be lost in between.
     """
@@ -105,36 +87,21 @@ class Demand:
     tier: Tier
     ticket: Ticket | None
     position: int
-    flush: Flush | None = None
     tries: int = 0
     staged: Copy | None = None
     """The SSD copy, set aside while it is staged down to S3."""
 
 
 @dataclass(slots=True, eq=False)
-class Flush:
-    """One running flush: what is left to look at, and how many demands are out."""
+class Wish:
+    """One key of a prefetch, or of a save that found another's fill of it."""
 
     ticket: Ticket
-    tier: Tier
-    left: list[Block]
-    out: int = 0
-    failed: int = 0
-
-    def hungry(self, out_max: int) -> bool:
-        """Something can be done for it without waiting."""
-        return self.out < out_max if self.left else self.out == 0
+    position: int
 
 
-@dataclass(slots=True, eq=False)
-class Waiter:
-    """Someone to tell when a FILLING copy ends."""
-
-    wait: WaitFor
-    ticket: Ticket | None = None
-    position: int = 0
-    transfer: Transfer | None = None
-    demand: Demand | None = None
+Waiter = Transfer | Demand | Wish
+"""Who is to hear of the end of a fill: a load that reads it, a demand it is a stage of, or a key that wants no more."""
 
 
 @dataclass(slots=True, eq=False)

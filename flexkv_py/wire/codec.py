@@ -12,7 +12,7 @@ import msgspec
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.framing import PREFIX_BYTES, put_prefix
-from flexkv_py.wire.messages import ROW_PATH_TAGS, ClientMessage, DaemonMessage
+from flexkv_py.wire.messages import ClientMessage, DaemonMessage
 
 Body = bytes | bytearray | memoryview
 
@@ -55,14 +55,6 @@ def decode_daemon(body: Body) -> DaemonMessage:
         return _daemon_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         _refuse(error)
-
-
-def is_row_path(body: Body) -> bool:
-    """Whether a refused body is a message of the row path, which this version does not serve."""
-    try:
-        return _opening_decoder.decode(body).tag in ROW_PATH_TAGS
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def request_id(body: Body) -> int:

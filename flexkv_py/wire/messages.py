@@ -2,12 +2,12 @@
 
 A frame is `u32 length ‖ body`; the body is one msgpack array `[tag, id, …]`. `id` is chosen by the
 client and copied into the one reply. Messages the daemon sends of itself have `id` 0 and tags of
-128 and above; a client queues them for `poll()`. Many keys travel as one bytes field (16 bytes each),
-many pages as u32 little endian. Fields may be appended with defaults; nothing is ever reordered.
-Times are durations in milliseconds: no clock is shared.
+128 and above; a client queues them for `poll()`, and page changes for whoever attached the request.
+Many keys travel as one bytes field (16 bytes each), many pages as u32 little endian. Fields may be
+appended with defaults; nothing is ever reordered. Times are durations in milliseconds: no clock is shared.
 
-Tags 40–59 (client) and 140–159 (daemon) are reserved for the row path (attach, detach, ack, report,
-pages).
+Tags 40–59 (client) and 140–159 (daemon) are the row path's. Its many small numbers travel as u32 little
+endian too, so many in a row; a frame's number times `frame_step_bytes` of `Segments` is its place in the arena.
 """
 
 from __future__ import annotations
@@ -17,9 +17,16 @@ import msgspec
 from flexkv_py.geometry import Geometry
 
 PROTOCOL_VERSION = 1
-ROW_PATH_TAGS = range(40, 60)
-"""What a client will say on the row path; refused as unsupported until it is there."""
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+SEGMENTS_PER_REPLY_MAX = 32
+"""Descriptors beside one `Segments`: the kernel takes 253, and counts those nobody has received yet."""
+ATTACH_KEYS_MAX = 256
+"""Keys in one `Attach`: each block is granted chunk by chunk, and others wait meanwhile."""
+REPORT_PAGES_MAX = 4096
+"""Entries of each kind in one `Report`."""
+HEAT_ENTRY_BYTES, ABSENT_ENTRY_BYTES, REPLAYED_ENTRY_BYTES, MISS_ENTRY_BYTES = 16, 12, 4, 16
+GRANTED_ENTRY_BYTES, REVOKED_ENTRY_BYTES = 12, 8
+"""Lengths of one entry of `Report` and of `Pages`: four, three, two or one u32."""
 ROOT_PARENT = b""
 """An empty parent field stands for the zero key."""
 
@@ -179,6 +186,61 @@ class Ping(Message, tag=14):
     """Answered by `Done`."""
 
 
+class MapArena(Message, tag=40):
+    """Descriptors of the arena's segments from `first` on, as many as go into one reply.
+
+    Asked for in order until all are there, once in a session. `writable` asks for descriptors that can be
+    mapped writable, which only a trust group configured `shared` is given.
+    """
+
+    first: int = 0
+    writable: bool = False
+
+
+class Attach(Message, tag=41):
+    """Let `request` (a u32 of the client's choice) read its blocks `first`… where they lie in DRAM.
+
+    `keys` are those blocks'; the same request again goes on where the last one ended.
+    """
+
+    request: int
+    keys: bytes
+    first: int = 0
+
+
+class Detach(Message, tag=42):
+    """No step reads rows of this request any more: an acknowledgement of everything, and its end."""
+
+    request: int
+
+
+class Ack(Message, tag=43):
+    """No step that could see the table before `version` is in flight any more."""
+
+    request: int
+    version: int
+
+
+class Report(Message, tag=44):
+    """What the indexers selected since the last report, largest change first.
+
+    `entries` are (request, group, block, count), `misses` (request, group, hits, misses) of the hot buffer,
+    `absents` (request, block, chunk) that a step needed and did not find: they are to come, and stay until the
+    step has succeeded in its replay, which `replayed` (request) says.
+    """
+
+    entries: bytes = b""
+    absents: bytes = b""
+    replayed: bytes = b""
+    misses: bytes = b""
+
+
+class LetGo(Message, tag=45):
+    """No step reads rows that an earlier `session` of this same process was granted."""
+
+    session: int
+
+
 ClientMessage = (
     Hello
     | RegisterMemory
@@ -194,6 +256,12 @@ ClientMessage = (
     | Flush
     | Reset
     | Ping
+    | MapArena
+    | Attach
+    | Detach
+    | Ack
+    | Report
+    | LetGo
 )
 
 
@@ -277,4 +345,61 @@ class GoingAway(Message, tag=128):
     grace_ms: int
 
 
-DaemonMessage = Welcome | Registered | Matched | Opened | Progress | Done | Failed | GoingAway
+class Segments(Message, tag=140):
+    """Descriptors of segments `first` to `first + count - 1` of `total` travel beside this by SCM_RIGHTS.
+
+    Frames lie in the first `segment_bytes` of each. Frame n starts `n * frame_step_bytes` into the arena, and lies
+    within one segment.
+    """
+
+    first: int
+    count: int
+    total: int
+    segment_bytes: int
+    frame_step_bytes: int
+    writable: bool
+
+
+class Attached(Message, tag=141):
+    """The request has `block_count` blocks now. Its table is as of `version`; what is granted comes as `Pages`."""
+
+    request: int
+    version: int
+    block_count: int
+
+
+class Pages(Message, tag=142):
+    """A new `version` of a request's table, told without being asked (`id` is 0).
+
+    `granted` are (block, chunk, frame): the chunk's rows are in that frame. `revoked` are (block, chunk): the
+    rows are absent from this version on, and their frame is held until every rank has acknowledged it.
+    """
+
+    request: int
+    version: int
+    granted: bytes = b""
+    revoked: bytes = b""
+
+
+class ReplayRefused(Message, tag=143):
+    """What a request's failed step needs will not come (`id` is 0). `outcome` is a word, `message` says what to do."""
+
+    request: int
+    outcome: str
+    message: str
+
+
+DaemonMessage = (
+    Welcome
+    | Registered
+    | Matched
+    | Opened
+    | Progress
+    | Done
+    | Failed
+    | GoingAway
+    | Segments
+    | Attached
+    | Pages
+    | ReplayRefused
+)

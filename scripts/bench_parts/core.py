@@ -31,6 +31,7 @@ from flexkv_py.core.messages import (
     StartCopies,
     StartMove,
     Tier,
+    TimePassed,
     TransferResult,
     TransfersFinished,
 )
@@ -73,13 +74,18 @@ class Bench:
         self.planner.handle(SessionOpened(1, SPEC, 0, 0))
 
     def save(self, keys: list[BlockKey], ack: Tier = Tier.DRAM) -> None:
-        self.finish(self.planner.handle(SaveAsked(1, next(self._ids), keys, ROOT, 0, ack, SaveHints(), 0)))
+        self._ask(SaveAsked(1, next(self._ids), keys, ROOT, 0, ack, SaveHints(), 0))
 
     def load(self, keys: list[BlockKey]) -> None:
-        self.finish(self.planner.handle(LoadAsked(1, next(self._ids), keys, 0, 0)))
+        self._ask(LoadAsked(1, next(self._ids), keys, 0, 0))
 
     def match(self, keys: Sequence[BlockKey]) -> list[Instruction]:
         return self.planner.handle(MatchAsked(1, next(self._ids), keys, (), 0, 0))
+
+    def _ask(self, event: SaveAsked | LoadAsked) -> None:
+        self.finish(self.planner.handle(event))
+        while self.planner.next_deadline_ns() == 0:  # it takes large requests in slices
+            self.finish(self.planner.handle(TimePassed(0)))
 
     def finish(self, instructions: list[Instruction]) -> None:
         todo = deque(instructions)

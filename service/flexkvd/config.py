@@ -130,6 +130,35 @@ class PlannerTable:
 
 
 @dataclass(frozen=True)
+class RowPathTable:
+    """[row_path]: workers that read single rows of the arena by themselves."""
+
+    arena: str = key(
+        Kind.TEXT,
+        "How a worker may map the arena; `shared`: writable, so all workers are trusted with each other's bytes, and "
+        "checksums are verified again when a block leaves DRAM.",
+        "read-only",
+        choices=("read-only", "shared"),
+    )
+    policy: str = key(
+        Kind.TEXT,
+        "Which chunks of running requests leave DRAM first, and which come back ahead of need.",
+        "lru",
+        choices=("lru", "lfu", "sparse"),
+    )
+    requests_per_session_max: int = key(Kind.COUNT, "Requests attached by one client.", 1024, low=1, high=65_536)
+    blocks_per_request_max: int = key(Kind.COUNT, "Blocks of one request.", 65_536, low=1, high=1 << 20)
+    ack_s_max: float = key(
+        Kind.NUMBER, "A worker that acknowledges no revocation for so long loses its session.", 5.0, low=0.01, high=3600
+    )
+    replay_s_max: float = key(
+        Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
+    )
+    absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
+    pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM for what one failed step needs.", 0.5, low=0.01, high=1)
+
+
+@dataclass(frozen=True)
 class LimitsTable:
     """[limits]: the size of every queue."""
 
@@ -143,6 +172,9 @@ class LimitsTable:
     memory_bytes_max: int = key(Kind.SIZE, "Size of one registered memory.", 1 << 40, low=4 * KIB, high=1 << 50)
     requests_per_session_max: int = key(Kind.COUNT, "Requests of one client that wait.", 4096, low=1, high=1 << 20)
     keys_per_message_max: int = key(Kind.COUNT, "Keys in one message.", 32_768, low=1, high=131_072)
+    keys_per_event_max: int = key(
+        Kind.COUNT, "Keys of a load or save placed before others get a turn.", 16, low=1, high=32_768
+    )
     hold_s_max: float = key(Kind.NUMBER, "Longest a lease lives.", 600.0, low=0.001, high=DAY_S)
     deadline_s_default: float = key(Kind.NUMBER, "Deadline of a ticket that names none.", 10.0, low=0.001, high=DAY_S)
     deadline_s_max: float = key(Kind.NUMBER, "Longest deadline or wait to ask for.", 600.0, low=0.001, high=DAY_S)
@@ -189,6 +221,7 @@ class Config:
     s3: S3Table | None = None
     codec: CodecTable = field(default_factory=CodecTable)
     planner: PlannerTable = field(default_factory=PlannerTable)
+    row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
 
     def __post_init__(self) -> None:
@@ -213,6 +246,7 @@ TABLES: dict[str, type] = {
     "s3": S3Table,
     "codec": CodecTable,
     "planner": PlannerTable,
+    "row_path": RowPathTable,
     "limits": LimitsTable,
 }
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
 import struct
 from array import array
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +32,7 @@ LINGER_S_MAX = 1.0
 """A client that is being closed has this long to take its last replies."""
 DESCRIPTORS_MAX = 4
 """Descriptors of one client that wait for the message they belong to."""
+_SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * array("i").itemsize)
 _RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 
@@ -80,6 +83,8 @@ class Connection:
         self._frames = FrameDecoder()
         self._descriptors: deque[int | None] = deque()
         self._out = bytearray()
+        self._handed: deque[tuple[int, list[int]]] = deque()  # descriptors, by where in the stream their frame starts
+        self._sent_bytes = 0
         self._write_bytes_max = write_bytes_max
         self._corked = False
         self._writing = False
@@ -99,10 +104,25 @@ class Connection:
             raise out_of_files("the daemon could not receive the descriptor of this memory")
         return descriptor
 
-    def send(self, frame: bytes | bytearray) -> None:
-        """Send one frame now, or at the end of this turn when more may follow."""
+    def open_peer_process(self) -> int:
+        """A pidfd of the process that connected; the caller owns it. Raises OSError where it cannot be had.
+
+        The kernel's own answer cannot mean a later process with the same number, and reaches into other namespaces.
+        """
+        try:
+            return self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise
+            return os.pidfd_open(self.peer.pid)
+
+    def send(self, frame: bytes | bytearray, descriptors: Sequence[int] = ()) -> None:
+        """Send one frame now, or at the end of this turn when more may follow. Owns the descriptors beside it."""
         if self.closed:
+            _close_all(descriptors)
             return
+        if descriptors:
+            self._handed.append((self._sent_bytes + len(self._out), list(descriptors)))
         self._out += frame
         if not self._corked and not self._writing:
             self._write()
@@ -130,6 +150,8 @@ class Connection:
         if self._writing:
             self._loop.remove_writer(self._socket)
         self._drop_descriptors()
+        while self._handed:
+            _close_all(self._handed.popleft()[1])
         self._socket.close()
         self._out.clear()
         self._receiver.lost(self)
@@ -197,12 +219,13 @@ class Connection:
         out = self._out
         if out:
             try:
-                sent = self._socket.send(out)
+                sent = self._send_handed() if self._handed else self._socket.send(out)
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
                 self.close()
                 return
+            self._sent_bytes += sent
             del out[:sent]
         if out and not self._writing:
             self._writing = True
@@ -212,3 +235,19 @@ class Connection:
             self._loop.remove_writer(self._socket)
         if not out and self._closing:
             self.close()
+
+    def _send_handed(self) -> int:
+        """Send up to the next frame that descriptors go with; or from that one on, up to the one after it."""
+        starts = [at - self._sent_bytes for at, _ in self._handed][:2]
+        if starts[0]:
+            with memoryview(self._out)[: starts[0]] as before:
+                return self._socket.send(before)
+        with memoryview(self._out)[: starts[1] if len(starts) > 1 else None] as frames:
+            sent = socket.send_fds(self._socket, [frames], self._handed[0][1])
+        _close_all(self._handed.popleft()[1])
+        return sent
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

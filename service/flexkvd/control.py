@@ -17,6 +17,7 @@ from flexkvd.durations import Durations
 from flexkvd.facts import facts_of
 from flexkvd.metrics import PLANNER_COUNTERS, PLANNER_GAUGES, S3_FAMILIES, TIER_GAUGES, Metrics, Samples
 from flexkvd.parts import Parts
+from flexkvd.row_path import RowPath
 
 
 class Operator:
@@ -130,6 +131,7 @@ class Operator:
             "flexkv_events_total": {(): parts.engine.events},
             "flexkv_loop_cpu_seconds_total": {(): on_core_ns / 1e9},
             "flexkv_loop_queued_seconds_total": {(): queued_ns / 1e9},
+            **_row_samples(parts.row_path),
             "flexkv_ready": {(): parts.readiness.ready},
             **_s3_samples(parts.stores[Tier.S3][0].status() if Tier.S3 in parts.stores else None),
         }
@@ -141,6 +143,17 @@ class Operator:
             "flexkv_link_queue_seconds": {(link.name,): link.queue_time for link in parts.executor.links.values()},
             "flexkv_loop_lag_seconds": {(): parts.lag.lag},
         }
+
+
+def _row_samples(row_path: RowPath) -> dict[str, Samples]:
+    readers, traffic = row_path.readers.values(), row_path.traffic
+    return {
+        "flexkv_row_readers": {(): len(readers)},
+        "flexkv_row_requests": {(): sum(len(reader.attached) for reader in readers)},
+        "flexkv_row_pages_total": _labelled(traffic.pages),
+        "flexkv_row_messages_total": _labelled(traffic.messages),
+        "flexkv_row_sessions_ended_total": _labelled(traffic.sessions_ended),
+    }
 
 
 def _s3_samples(status: Mapping[str, Any] | None) -> dict[str, Samples]:

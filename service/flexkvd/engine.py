@@ -33,7 +33,9 @@ class Decider(Protocol):
 
     def handle(self, event: Event) -> list[Instruction]: ...
 
-    def next_deadline_ns(self) -> int | None: ...
+    def next_deadline_ns(self) -> int | None:
+        """When to be woken if no event comes; the time of the last event when more is left than it could take."""
+        ...
 
 
 class Engine:
@@ -57,8 +59,9 @@ class Engine:
         self._queue: deque[Event] = deque()
         self._results: list[TransferResult] = []
         self._running = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._timer_ns = 0
+        self._handled_ns = 0  # the time of the last event
 
     def post(self, event: Event) -> None:
         """Let the planner handle `event` and carry out its instructions before returning.
@@ -109,6 +112,7 @@ class Engine:
         while queue:
             event = queue.popleft()
             self.events += 1
+            self._handled_ns = event.now_ns
             for instruction in self.planner.handle(event):
                 handlers[type(instruction)](instruction)
 
@@ -126,7 +130,10 @@ class Engine:
                 return  # it fires early at worst, and is then set anew
             self._timer.cancel()
             self._timer = None
-        if deadline is not None:
+        if deadline is not None and deadline <= self._handled_ns:  # more is left than one event may take
+            if not self._results:  # whose event takes the next slice
+                self._timer_ns, self._timer = deadline, self._loop.call_soon(self._tick)
+        elif deadline is not None:
             self._timer_ns = max(deadline, self.now_ns() + TIMER_MIN_NS)
             self._timer = self._loop.call_at(self._timer_ns / 1e9, self._tick)
 

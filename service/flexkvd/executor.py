@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,11 +71,14 @@ class Executor:
         lanes: Lanes,
         stores: Mapping[Tier, tuple[TierStore, TierLimits]],
         loop: asyncio.AbstractEventLoop,
+        check: Callable[[StartMove], None] | None = None,
     ) -> None:
+        """`check` looks at a block's frames before they are written down, and raises TierFault; on a thread."""
         self.traffic = Traffic()
         self.links: dict[tuple[Tier, MoveKind], Link] = {}
         self._engine = engine
         self._loop = loop
+        self._check = check
         self._fault_log = FaultLog()
         self._running = 0  # moves and copies that run or wait for their turn
         self._settled: asyncio.Future[None] | None = None  # ends when there are none; somebody waits for it
@@ -126,6 +129,8 @@ class Executor:
         return move.location
 
     async def _demote(self, store: TierStore, link: str, move: StartMove) -> int:
+        if self._check is not None:
+            await asyncio.to_thread(self._check, move)
         location = await store.write(move.block, _spans(move))
         self.traffic.bytes[link] += sum(move.chunk_bytes)
         return location
@@ -171,7 +176,10 @@ class Executor:
 
 
 def _spans(move: StartMove) -> list[FrameSpan]:
-    return [FrameSpan(frame, length) for frame, length in zip(move.frames, move.chunk_bytes, strict=False)]
+    """The chunks of a move; of a promotion only those in its mask are wanted (see `StartMove`)."""
+    wanted = move.chunks if move.kind is MoveKind.PROMOTE else -1
+    frames = enumerate(zip(move.frames, move.chunk_bytes, strict=False))
+    return [FrameSpan(frame, length, bool(wanted >> chunk & 1)) for chunk, (frame, length) in frames]
 
 
 def _result(link: str, s_max: float, move: StartMove, task: asyncio.Task[int] | None, late: bool) -> TransferResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.messages import TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.geometry import ALIGN_BYTES
 
@@ -17,11 +17,11 @@ def facts_of(state: State) -> dict[str, Any]:
         "indexes": len(state.indexes),
         "sessions": len(state.sessions),
         "tickets": len(state.tickets),
-        "leases": len(state.lease_owner),
+        "leases": len(state.leases),
         "transfers": len(state.transfers),
         "promotions_in_flight": state.promotions.count,
-        "loads_waiting": len(state.room_loads) + len(state.room_prefetches),
-        "saves_waiting": len(state.room_saves),
+        "loads_waiting": len(state.lines[TicketKind.LOAD]) + len(state.lines[TicketKind.PREFETCH]),
+        "saves_waiting": len(state.lines[TicketKind.SAVE]),
         "demands_waiting": sum(len(waiting) for waiting in state.demands.values()),
         "draining": state.draining,
     }

@@ -16,8 +16,8 @@ from flexkvd.stores import ssd_wanted
 
 ARENA_SEGMENT_FILES = 3
 """Its descriptor, that of its mapping, and a third while a byte worker takes it over."""
-CLIENT_FILES = 2
-"""A client's connection, and one memory it registers."""
+CLIENT_FILES = 3
+"""A client's connection, one memory it registers, and its process, which is watched on the row path."""
 OTHER_FILES = 128
 """Logs, listeners, event loop, locks, pipes of byte workers, the REST API, S3 connections, and some to spare."""
 

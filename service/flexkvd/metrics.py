@@ -51,6 +51,7 @@ PLANNER_COUNTERS = tuple(
         ("not_staged", "tier", "SSD blocks that a write-behind did not get further down; they stay where they are."),
         ("faults", "what", "Failed transfers, by tier and fault."),
         ("tier_changes", "what", "Times a tier went down or came back."),
+        ("replays_refused", "outcome", "Failed steps that were told that their rows will not come, by why."),
         ("refused_requests", "code", "Requests the planner refused, by error code."),
     )
 )
@@ -99,6 +100,11 @@ SHELL_FAMILIES = (
     Family("flexkv_events_total", "counter", "Events the planner handled."),
     Family("flexkv_loop_cpu_seconds_total", "counter", "Time the event loop's thread ran on a core."),
     Family("flexkv_loop_queued_seconds_total", "counter", "Time it was ready to run and no core was free."),
+    Family("flexkv_row_readers", "gauge", "Sessions that map the arena, closed ones of living processes included."),
+    Family("flexkv_row_requests", "gauge", "Requests attached, counted once in each session."),
+    Family("flexkv_row_pages_total", "counter", "Chunks granted to workers and revoked from them.", ("change",)),
+    Family("flexkv_row_messages_total", "counter", "Acknowledgements and reports of workers.", ("message",)),
+    Family("flexkv_row_sessions_ended_total", "counter", "Sessions ended for a promise not kept.", ("code",)),
     Family("flexkv_ready", "gauge", "1 when /readyz answers 200."),
 )
 S3_FAMILIES = (

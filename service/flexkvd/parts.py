@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from flexkv_py.core.messages import Tier
@@ -27,12 +28,14 @@ from flexkvd.config import Config, read_token
 from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
+from flexkvd.frame_check import check_frames
 from flexkvd.lag import LagProbe
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
 from flexkvd.reset_log import ResetLog
 from flexkvd.resets import Resets
+from flexkvd.row_path import SHARED, RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
 from flexkvd.store_events import StoreEvents
@@ -57,6 +60,7 @@ class Parts:
     stores: Stores
     readiness: Readiness
     resets: Resets
+    row_path: RowPath
     lag: LagProbe
 
 
@@ -91,19 +95,35 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
         await stores[Tier.SSD][0].start()
     sessions = Sessions(engine, config.limits)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
-    executor = Executor(engine, sessions, lanes, stores, loop)
+    check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
+    executor = Executor(engine, sessions, lanes, stores, loop, check)
     shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
     resets.go_on()
-    requests = Requests(engine, sessions, config.limits, told.tiers, resets, loop, devices)
+    row_path = RowPath(engine, sessions, arena, config, loop)
+    stack.callback(row_path.close)
+    requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
     return Parts(
-        boot, planner, engine, sessions, executor, server, arena, lanes, devices, stores, readiness, resets, lag
+        boot,
+        planner,
+        engine,
+        sessions,
+        executor,
+        server,
+        arena,
+        lanes,
+        devices,
+        stores,
+        readiness,
+        resets,
+        row_path,
+        lag,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
-from flexkvd.config import Config
+from flexkv_py.rows.table import RowLimits
+from flexkvd.config import Config, RowPathTable
 from flexkvd.tier_tables import SsdTable
 
 
@@ -29,6 +30,7 @@ def planner_config(config: Config) -> PlannerConfig:
         sessions_max=limits.sessions_max,
         tickets_per_session_max=limits.tickets_per_session_max,
         leases_per_session_max=limits.leases_per_session_max,
+        keys_per_event_max=limits.keys_per_event_max,
         allocation_waiters_max=limits.allocation_waiters_max,
         demotions_in_flight_max=limits.demotions_in_flight_max,
         demotion_bytes_in_flight_max=limits.demotion_bytes_in_flight_max,
@@ -39,6 +41,19 @@ def planner_config(config: Config) -> PlannerConfig:
         story_events_max=limits.story_events_max,
         hold_ns_max=int(limits.hold_s_max * SECOND_NS),
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
+        rows=_row_limits(config.row_path),
+    )
+
+
+def _row_limits(table: RowPathTable) -> RowLimits:
+    return RowLimits(
+        requests_per_session_max=table.requests_per_session_max,
+        blocks_per_request_max=table.blocks_per_request_max,
+        policy=table.policy,
+        ack_ns_max=int(table.ack_s_max * SECOND_NS),
+        replay_ns_max=int(table.replay_s_max * SECOND_NS),
+        absent_replays_max=table.absent_replays_max,
+        pinned_share_max=table.pinned_share_max,
     )
 
 

@@ -54,6 +54,7 @@ from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
 from flexkvd.registration import register
 from flexkvd.resets import Resets
+from flexkvd.row_path import RowPath
 from flexkvd.sessions import NS_PER_MS, Session, Sessions, failed
 from flexkvd.tickets import Pages, Ticket, Waiter
 
@@ -73,8 +74,9 @@ class Requests:
         limits: LimitsTable,
         tiers: tuple[Tier, ...],
         resets: Resets,
-        loop: asyncio.AbstractEventLoop,
+        row_path: RowPath,
         devices: Devices,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._devices = devices
         self._engine = engine
@@ -98,6 +100,7 @@ class Requests:
             Flush: self._flush,
             Reset: self._reset,
             Ping: self._ping,
+            **row_path.handlers,
         }
 
     def handle(self, session: Session, message: Any) -> DaemonMessage | None:

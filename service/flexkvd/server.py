@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.wire.codec import decode_client, encode, is_row_path, request_id
+from flexkv_py.wire.codec import decode_client, encode, request_id
 from flexkv_py.wire.messages import PROTOCOL_VERSION, ClientMessage, Failed, GoingAway, Hello, Welcome
 from flexkv_tiers.open_files import is_out_of_files, out_of_files
 from flexkvd.config import DaemonTable, LimitsTable
@@ -125,9 +125,6 @@ class Server:
         try:
             message = decode_client(body)
         except FlexKVError as error:
-            if is_row_path(body):
-                self._fail(connection, request_id(body), _row_path_refused())
-                return
             self._fail(connection, request_id(body), error)
             raise _Answered(error) from error
         session = self._greeted.get(connection)
@@ -263,11 +260,6 @@ class Server:
         retry_after_ms = round((error.retry_after_s or 0.0) * 1000)
         with contextlib.suppress(FlexKVError):
             connection.send(encode(Failed(request, error.code.value, error.message, retry_after_ms)))
-
-
-def _row_path_refused() -> FlexKVError:
-    why = "this version serves no row path (attach, pages, report): load whole blocks instead"
-    return FlexKVError(ErrorCode.UNSUPPORTED, why)
 
 
 class _Answered(FlexKVError):

@@ -111,6 +111,7 @@ class Sessions:
     def __init__(self, engine: Engine, limits: LimitsTable) -> None:
         self.by_number: dict[int, Session] = {}
         self.on_opened: Callable[[Session], None] = lambda _session: None
+        self.on_closed: Callable[[Session], None] = lambda _session: None
         self.on_ticket_finished: Callable[[Ticket], None] = lambda _ticket: None
         self.on_own_done: Callable[[int], None] = lambda _request: None  # a request of the daemon itself
         self._engine = engine
@@ -139,7 +140,8 @@ class Sessions:
         session = Session(self._sessions, hello, namespace, connection, self._limits)
         self.by_number[session.number] = session
         self.on_opened(session)
-        self._engine.post(SessionOpened(session.number, namespace, hello.shard, self._engine.now_ns()))
+        opened_ns = self._engine.now_ns()
+        self._engine.post(SessionOpened(session.number, namespace, hello.shard, opened_ns, hello.instance))
         return session
 
     def close(self, session: Session) -> None:
@@ -150,6 +152,7 @@ class Sessions:
             self._engine.post(SessionClosed(session.number, self._engine.now_ns()))
         for ticket in list(session.tickets.values()):
             ticket.abandon()
+        self.on_closed(session)
 
     @property
     def busy(self) -> bool:

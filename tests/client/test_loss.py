@@ -10,7 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flexkv_py.client import Client
+from flexkv_py.client.link import Link
+from flexkv_py.client.rows import REPORTS_UNSENT_MAX
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.wire.messages import HEAT_ENTRY_BYTES, REPORT_PAGES_MAX
 from tests.leaks import threads
 
 from .conftest import GEOMETRY
@@ -62,6 +65,18 @@ def test_a_loss_is_noticed_while_nobody_calls(daemon, client):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     ends_with(ErrorCode.DAEMON_LOST, ticket.wait)
+
+
+def test_a_connection_that_ends_before_the_greeting_is_lost_at_once(client):
+    """The daemon dies between accepting and the hello: DAEMON_LOST, long before the call's deadline."""
+    ours, theirs = socket.socketpair()
+    client.close()
+    link = Link(ours, client._session, threading.Lock())
+    theirs.close()
+    link._watcher.join()
+    deadline_s = time.monotonic() + 60
+    ends_with(ErrorCode.DAEMON_LOST, link.greet, deadline_s)
+    assert time.monotonic() < deadline_s - 30
 
 
 @pytest.mark.timing
@@ -116,6 +131,21 @@ def test_a_daemon_that_stops_reading_meets_deadlines(daemon):
         assert time.monotonic() - start_s < 0.5
         assert client._link.lost
         client.ping()
+
+
+def test_reports_to_a_daemon_that_stops_reading_never_wait(daemon):
+    """Each returns at once whether the socket takes it or not; what does not fit is bounded, and counted."""
+    report = bytes(HEAT_ENTRY_BYTES * REPORT_PAGES_MAX)
+    with Client(daemon.path, GEOMETRY, timeout_s=0.2) as client:
+        ends_with(ErrorCode.DEADLINE_EXCEEDED, client.reset, STOP_READING)
+        used_s = time.thread_time()
+        for _ in range(100):
+            client.report(report)
+        assert time.thread_time() - used_s < 1
+        assert client._session.rows.reports_dropped > 80
+        assert 0 < len(client._link._unsent) <= (REPORTS_UNSENT_MAX + 1) * len(report) + 1000
+        ends_with(ErrorCode.DEADLINE_EXCEEDED, client.ping)
+        assert len(client._link._unsent) <= (REPORTS_UNSENT_MAX + 1) * len(report) + 1000
 
 
 def test_a_large_request_goes_through(client):

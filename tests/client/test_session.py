@@ -4,17 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexkv_py.client.calls import BACKOFF_S_MAX, BACKOFF_S_MIN, Backoff, Handle, Registration
 from flexkv_py.client.requests import answers_wait
-from flexkv_py.client.session import (
-    BACKOFF_S_MAX,
-    BACKOFF_S_MIN,
-    DAEMON_MESSAGES_MAX,
-    UNDO_MESSAGES_MAX,
-    Backoff,
-    Handle,
-    Registration,
-    Session,
-)
+from flexkv_py.client.session import DAEMON_MESSAGES_MAX, UNDO_MESSAGES_MAX, Session
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import namespace_digest
 from flexkv_py.wire import codec, messages
@@ -42,6 +34,12 @@ class FakeLink:
 
     def arrived(self, frame: bytearray) -> list[messages.ClientMessage]:
         return [codec.decode_client(body) for body in self.far.feed(frame)]
+
+    def next_request(self) -> list[messages.ClientMessage]:
+        """What is sent from now on with the next request."""
+        self.far = FrameDecoder()
+        frame = self.session.start(messages.Ping(0), messages.Done).frame
+        return self.arrived(self.session.posts() + frame)
 
     def say(self, *said: messages.DaemonMessage, step: int = 1 << 20) -> list[int]:
         """Ids of the calls that ended when these messages arrived, `step` bytes at a time."""
@@ -101,12 +99,11 @@ def test_a_late_ticket_is_cancelled_with_the_next_request(link):
     link.session.abandon(late)
     link.session.abandon(leased)
     assert link.say(messages.Opened(late.id, 77), messages.Matched(leased.id, 1, [], 88)) == []
-    link.far = FrameDecoder()
-    cancel, release, ping = link.arrived(link.session.start(messages.Ping(0), messages.Done).frame)
+    ping, cancel, release = sorted(link.next_request(), key=lambda message: message.id)
     assert (type(cancel), cancel.ticket) == (messages.Cancel, 77)
     assert (type(release), release.lease) == (messages.Release, 88)
     assert link.say(messages.Done(cancel.id), messages.Done(release.id), messages.Done(ping.id)) == [ping.id]
-    assert len(link.arrived(link.session.start(messages.Ping(0), messages.Done).frame)) == 1
+    assert len(link.next_request()) == 1
 
 
 def test_what_goes_back_is_bounded(link):
@@ -115,9 +112,7 @@ def test_what_goes_back_is_bounded(link):
         call = link.session.start(messages.Prefetch(0, b""), messages.Opened)
         link.session.abandon(call)
     link.say(*(messages.Opened(call.id, ticket) for ticket in range(UNDO_MESSAGES_MAX + 5)))
-    link.far = FrameDecoder()
-    sent = link.arrived(link.session.start(messages.Ping(0), messages.Done).frame)
-    assert len(sent) == UNDO_MESSAGES_MAX + 1
+    assert len(link.next_request()) == UNDO_MESSAGES_MAX + 1
 
 
 def test_a_reply_never_asked_for_is_nonsense(link):

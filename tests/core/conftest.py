@@ -32,6 +32,7 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.core.planner import Planner
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
+from flexkv_py.rows.grants import chunks_in
 from tests import invariants
 
 NAMESPACE = NamespaceDigest(bytes(range(32)))
@@ -77,11 +78,13 @@ class Bench:
         self.tickets += 1
         hints = hints or SaveHints()
         self.post(SaveAsked(session, self.tickets, keys, parent, deadline_ns, ack, hints, self.now_ns))
+        self.look_at_all()
         return self.tickets
 
     def load(self, keys: list[BlockKey], deadline_ns: int = 0, session: int = 1) -> int:
         self.tickets += 1
         self.post(LoadAsked(session, self.tickets, keys, deadline_ns, self.now_ns))
+        self.look_at_all()
         return self.tickets
 
     def match(self, keys: list[BlockKey], hold_ns: int = 0, shards: tuple[int, ...] = ()) -> MatchAnswered:
@@ -108,6 +111,11 @@ class Bench:
         results = [one for transfer in copies for one in self._end(transfer, self.running.pop(transfer))]
         self.post(TransfersFinished(results, self.now_ns))
 
+    def look_at_all(self) -> None:
+        """Have requests of more keys than one event looks at go through all their slices."""
+        while self.planner.state.arrivals:
+            self.tick()
+
     def tick(self) -> None:
         self.post(TimePassed(self.now_ns))
 
@@ -126,7 +134,7 @@ class Bench:
             if isinstance(instruction, StartCopies):
                 chunks = 0 if fault else instruction.chunks
             elif instruction.kind is MoveKind.PROMOTE and fault is None:
-                for chunk in range(len(instruction.frames)):
+                for chunk in chunks_in(instruction.chunks):
                     self.post(ChunkLanded(transfer, chunk, self.now_ns))
             results.append(TransferResult(transfer, fault, location or transfer, chunks))
         return results

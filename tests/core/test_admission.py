@@ -6,7 +6,7 @@ import pytest
 
 from flexkv_py.core.budget import BURST_NS, DAY_NS, WriteBudget
 from flexkv_py.core.messages import Fault, MoveKind, Outcome, RoomRestored, SaveHints, Tier
-from flexkv_py.core.state import SHRUNK_NS
+from flexkv_py.core.room import SHRUNK_NS
 from tests.core.conftest import CHUNKS, chain
 
 RECORD_BYTES = 4096 + sum(CHUNKS)
@@ -125,7 +125,7 @@ def test_a_spent_budget_keeps_blocks_off_the_ssd(benches):
     flood(bench)
     ssd = bench.planner.state.levels[Tier.SSD]
     assert ssd.used_bytes == 4 * RECORD_BYTES
-    passed = [told for told in bench.planner.state.story.ring if "endurance budget" in told[4]]
+    passed = [told for told in bench.planner.state.story if "endurance budget" in told[4]]
     assert passed
     assert all(told[2:4] == ("demote", Tier.S3) for told in passed)
     bench.now_ns = DAY_NS
@@ -172,8 +172,7 @@ def test_a_tier_that_says_full_makes_room_itself(benches, after_ns):
     assert ssd.used_bytes == 3 * RECORD_BYTES
     bench.now_ns += after_ns
     if after_ns:
-        bench.save(chain(1, "later"), ack=Tier.SSD)
-        bench.settle()
+        bench.tick()
     else:
         bench.post(RoomRestored(Tier.SSD, bench.now_ns))
     assert ssd.capacity_bytes == TWO["ssd_bytes"]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from flexkv_py.core.blocks import CopyState, Index, Rule, SsdCopy, children_of
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.messages import NamespaceSpec
+from flexkv_py.core.messages import NamespaceSpec, Tier
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Waiter, WaitFor
+from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import align_up
 from flexkv_py.keys import ROOT
 from tests.core.conftest import CHUNKS, NAMESPACE, chain
@@ -95,7 +95,7 @@ def test_only_a_filling_copy_is_waited_for():
     state = State(PlannerConfig())
     block = Index(NAMESPACE, 0).add(chain(1)[0], ROOT)
     copy = SsdCopy(block, 0)
-    state.wait_on(copy, Waiter(WaitFor.DEMAND))
+    state.wait_on(copy, Demand(block, Tier.SSD, None, 0))
     copy.state = CopyState.READY
     with pytest.raises(AssertionError):
-        state.wait_on(copy, Waiter(WaitFor.DEMAND))
+        state.wait_on(copy, Demand(block, Tier.SSD, None, 0))

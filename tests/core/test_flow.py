@@ -205,3 +205,17 @@ def test_a_block_that_needs_a_whole_segment_of_small_ones_gets_it_without_anothe
         bench.tick()
     bench.settle()
     assert bench.outcomes(ticket) == [Outcome.STORED]
+
+
+def test_a_block_that_was_changed_in_dram_is_no_block_any_more(benches: Any) -> None:
+    """A write down that finds other bytes than were saved stores nothing, and nobody may hit that copy again."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=1 << 20)
+    ticket = bench.save(chain(2), ack=Tier.SSD)
+    bench.settle_copies()
+    first, second = bench.moves(MoveKind.DEMOTE)
+    bench.finish(first.transfer, Fault.CORRUPT)
+    bench.finish(second.transfer)
+    assert bench.outcomes(ticket)[0] is Outcome.REFUSED
+    assert bench.match(chain(2)).length == 0
+    assert bench.copy(chain(2)[0], Tier.DRAM) is None
+    assert bench.planner.state.levels[Tier.SSD].up

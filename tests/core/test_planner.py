@@ -170,7 +170,7 @@ def test_a_dead_session_leaves_nothing_behind(benches):
     [ended] = bench.post(SessionClosed(1, 0))
     assert isinstance(ended, EndSession)
     assert not bench.planner.state.tickets
-    assert not bench.planner.state.lease_owner
+    assert not bench.planner.state.leases
     bench.settle()
     assert bench.planner.state.index(NAMESPACE, 0).blocks.keys() == set(keys)
     assert bench.planner.state.frames.used_pages == 2 * 4

@@ -20,6 +20,7 @@ from flexkv_py.core.messages import (
     StartMove,
     TicketCancelled,
     TicketFinished,
+    TicketKind,
     Tier,
     TimePassed,
     TransferResult,
@@ -79,7 +80,7 @@ def test_an_ssd_smaller_than_dram_does_not_keep_saves_waiting(benches):
     for number in range(6):
         bench.save(chain(4, f"flood{number}"))
         bench.settle()
-    assert not bench.planner.state.room_saves
+    assert not bench.planner.state.lines[TicketKind.SAVE]
     assert bench.match(chain(4, "flood5")).length == 4
 
 

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from flexkv_py.core.blocks import CopyState
-from flexkv_py.core.messages import BlocksFound, Fault, FoundBlock, MoveKind, Outcome, StartMove, Tier, TierChanged
+from flexkv_py.core.config import SECOND_NS
+from flexkv_py.core.messages import (
+    AbsentEntry,
+    BlocksFound,
+    ChangePages,
+    Fault,
+    FoundBlock,
+    HeatReported,
+    MoveKind,
+    Outcome,
+    PagesAcknowledged,
+    RefuseReplay,
+    RequestAttached,
+    StartMove,
+    Tier,
+    TierChanged,
+)
 from flexkv_py.core.state import WRITE_FAULTS_IN_ROW_MAX
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey
+from flexkv_py.rows.table import RowLimits
 from tests.core.conftest import CHUNKS, NAMESPACE, Bench, chain
 
 RECORD_BYTES = ALIGN_BYTES + sum(CHUNKS)
@@ -133,3 +151,42 @@ def test_staging_tries_a_failing_s3_after_each_pause(benches: Any) -> None:
     rest(bench)
     assert not s3.failing
     assert bench.planner.counters["demotions", "s3"] > 0
+
+
+def test_requests_that_push_each_other_out_take_turns(benches: Any) -> None:
+    """Two requests fail steps that need three quarters of DRAM each: one after the other gets it, again and again."""
+    limits = RowLimits(pinned_share_max=1.0, replay_ns_max=SECOND_NS)
+    bench = benches(tiers=TIERS[:2], ssd_bytes=1 << 20, dram_segments=4, dram_clean_ahead=0.0, rows=limits)
+    chains = {1: chain(3, "a"), 2: chain(3, "b")}
+    for request, keys in chains.items():
+        find(bench, keys)
+        bench.post(RequestAttached(1, 900, request, 0, keys, bench.now_ns))
+    everything = [(position, chunk) for position in range(3) for chunk in range(2)]
+    steps: Counter[int] = Counter()
+    waits: dict[int, bool] = dict.fromkeys(chains, False)
+    for _ in range(ROUNDS_MAX):
+        for request in chains:
+            pages = apply_pages(bench, request)
+            if not waits[request] and set(everything) - pages:
+                absents = [AbsentEntry(request, *spot) for spot in everything if spot not in pages]
+                bench.post(HeatReported(1, [], absents, [], [], bench.now_ns))
+                waits[request] = True
+            elif set(everything) <= pages:
+                bench.post(HeatReported(1, [], [], [request], [], bench.now_ns))
+                waits[request], steps[request] = False, steps[request] + 1
+        rest(bench, until_ns=bench.now_ns + NEXT_NS)
+    assert not [told for told in bench.told if isinstance(told, RefuseReplay)]
+    assert min(steps[request] for request in chains) > ROUNDS_MAX / 10
+
+
+def apply_pages(bench: Bench, request: int) -> set[tuple[int, int]]:
+    """What a worker may read that applies and acknowledges at once."""
+    pages: set[tuple[int, int]] = set()
+    version = 0
+    for change in bench.told:
+        if isinstance(change, ChangePages) and change.request == request:
+            pages -= {(revoked.block, revoked.chunk) for revoked in change.revoked}
+            pages |= {(page.block, page.chunk) for page in change.granted}
+            version = change.version
+    bench.post(PagesAcknowledged(1, request, version, bench.now_ns))
+    return pages

@@ -38,6 +38,23 @@ def test_a_quick_run_shows_every_phase(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [figures_file]
 
 
+def test_a_quick_run_over_rows_gives_every_token(tmp_path: Path) -> None:
+    """With a quarter of the KV in HBM and three fifths in DRAM: the same bits, fewer absents where rows cluster."""
+    figures_file = tmp_path / "figures.json"
+    process = start(tmp_path, "--rows", "--json", str(figures_file))
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    figures = json.loads(figures_file.read_text())
+    assert figures["complaints"] == []
+    clustered, scattered = figures["rows"]
+    for case in (clustered, scattered):
+        assert case["tiered"]["tokens"] == case["resident"]["tokens"]
+        assert case["tiered"]["absent"] > 0
+    assert clustered["tiered"]["absent"] < scattered["tiered"]["absent"]
+    assert 0 <= clustered["tiered"]["ahead_used"] <= clustered["tiered"]["ahead"]
+    assert list(tmp_path.iterdir()) == [figures_file]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_every_process(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C or SIGTERM in mid-run ends workers, daemon and S3 server, and removes the work directory."""

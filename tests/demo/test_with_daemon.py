@@ -28,13 +28,13 @@ BLOCKS = 6
 class Daemon:
     """`flexkvd` with DRAM and SSD in a directory of the test."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, dram_bytes: str = "4MiB", more: str = "") -> None:
         self.socket = directory / "worker.sock"
         self._config = directory / "flexkvd.toml"
         self._config.write_text(
             f'[daemon]\nsocket = "{self.socket}"\n[api]\nsocket = "{directory / "admin.sock"}"\n'
-            f'[dram]\nbytes = "4MiB"\nsegment_bytes = "1MiB"\n'
-            f'[ssd]\ndirectory = "{directory / "ssd"}"\nbytes = "64MiB"\n'
+            f'[dram]\nbytes = "{dram_bytes}"\nsegment_bytes = "1MiB"\n'
+            f'[ssd]\ndirectory = "{directory / "ssd"}"\nbytes = "64MiB"\n{more}'
         )
         (directory / "ssd").mkdir()
         self._admin = AdminClient(str(directory / "admin.sock"))

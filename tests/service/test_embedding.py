@@ -1,4 +1,4 @@
-"""docs/embedding.md: its example runs as it stands, its tables name what there is."""
+"""docs/embedding.md: its examples run as they stand, its tables name what there is."""
 
 import importlib.util
 import inspect
@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from flexkv_py.client import Client, Lease, Memory, Outcome, Ticket, TicketProgress
-from flexkv_py.client.aio import AsyncClient, AsyncLease, AsyncMemory, AsyncTicket
+from flexkv_py.client import Client, Lease, Memory, Outcome, RowRequest, Ticket, TicketProgress
+from flexkv_py.client.aio import AsyncClient, AsyncLease, AsyncMemory, AsyncRowRequest, AsyncTicket
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_py.keys import ROOT
@@ -22,17 +22,18 @@ from flexkv_py.keys import ROOT
 from .conftest import DaemonThread
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/embedding.md").read_text()
-INSIDES = {"ask_about", "after_fork", "forget", "pack_pages"}
+INSIDES = {"ask_about", "after_fork", "forget", "pack_pages", "alive_link"}
+INSIDES |= {"take_pages", "acknowledge", "extend_row", "detach_row", "forget_row", "attach_on"}
 """Public to the other modules of the client only."""
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The example, as a reader would save it."""
-    [example] = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
-    path = tmp_path / "worker.py"
-    path.write_text(example)
-    return path
+    """The examples, as a reader would save them; the first one's path."""
+    worker, rows = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (tmp_path / "worker.py").write_text(worker)
+    (tmp_path / "rows.py").write_text(rows)
+    return tmp_path / "worker.py"
 
 
 @pytest.fixture
@@ -70,6 +71,11 @@ def test_the_example_runs_cold_and_warm(start: Callable[..., DaemonThread], tmp_
     assert run(script, start(ssd=ssd).socket)[0] == "first worker, from the cache: 4"
 
 
+def test_the_example_of_rows_reads_one(start: Callable[..., DaemonThread], script: Path) -> None:
+    """As a process: what the worker computed for token 70 is what its mapping of the arena shows."""
+    assert run(script.with_name("rows.py"), start().socket) == ["layer 5 of token 70: 75"]
+
+
 def test_the_example_works_over_a_restart(start: Callable[..., DaemonThread], example: ModuleType) -> None:
     """Its worker computes the same rows while the daemon is gone, and loads again from the next one."""
     daemon = start()
@@ -98,7 +104,7 @@ def cells(heading: str) -> list[str]:
 
 
 def public(owner: type) -> set[str]:
-    return {name for name in vars(owner) if not name.startswith("_")} - INSIDES
+    return {name for each in owner.__mro__ for name in vars(each) if not name.startswith("_")} - INSIDES
 
 
 def arguments(call: Callable[..., object]) -> list[tuple[str, object, object]]:
@@ -123,8 +129,8 @@ def test_the_tables_name_everything_else() -> None:
     """Arguments of the constructor, what tickets, leases and memories can do, fields and outcomes."""
     constructor = set(inspect.signature(Client).parameters) - {"path", "geometry"}
     assert {cell.strip("`") for cell in cells("argument")} == constructor
-    done = {cell.strip("`").split("(")[0] for cell in cells("on what a call returned")}
-    for kinds in ((Memory, Lease, Ticket), (AsyncMemory, AsyncLease, AsyncTicket)):
+    done = {call.split("(")[0] for cell in cells("on what a call returned") for call in re.findall(r"`([^`]+)`", cell)}
+    for kinds in ((Memory, Lease, Ticket, RowRequest), (AsyncMemory, AsyncLease, AsyncTicket, AsyncRowRequest)):
         assert {name.split(".")[1] for name in done} == set().union(*map(public, kinds))
     assert [cell.strip("`") for cell in cells("field of `TicketProgress`")] == [f.name for f in fields(TicketProgress)]
     assert {cell.strip("`") for cell in cells("`Outcome`")} == {outcome.value for outcome in Outcome}

@@ -93,7 +93,7 @@ def test_too_few_files_for_all_clients_is_a_warning(tmp_path: Path) -> None:
     file = write_config(tmp_path, 'bytes = "16MiB"', "sessions_max = 1000")
     tight = limited(256, 1024, *COMMAND, "--check-config", "--config", str(file))
     assert (tight.returncode, "is fine" in tight.stdout) == (0, True)
-    assert "2000 for clients" in tight.stderr
+    assert "3000 for clients" in tight.stderr
     assert "LimitNOFILE=" in tight.stderr
     fewer = config(tmp_path, limits={"sessions_max": 100}, ssd={"directory": str(tmp_path / "ssd"), "bytes": "16MiB"})
     assert file_limit.files_needed(fewer).all < 1024

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flexkv_py.client import Client
-from flexkv_py.core.state import SHRUNK_NS
+from flexkv_py.core.room import SHRUNK_NS
 from flexkvd.facts import facts_of
 from tests.tiers.small_disk import mounted
 

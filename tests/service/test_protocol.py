@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-import msgspec
 import psutil
 import pytest
 
@@ -70,8 +69,12 @@ class Stranger:
                 return None
             if not data:
                 return None
-            self._replies += [decode_daemon(body) for body in self._frames.feed(data)]
+            self.feed(data)
         return self._replies.pop(0)
+
+    def feed(self, data: bytes) -> None:
+        """Take what came, by whatever call, for `hear`."""
+        self._replies += [decode_daemon(body) for body in self._frames.feed(data)]
 
     def hears_code(self, request: int) -> str:
         reply = self.hear()
@@ -141,15 +144,6 @@ def test_a_geometry_that_fits_no_segment_is_refused(stranger: Callable[[], Stran
     wide = Geometry((Plane("kv", (0,), 1 << 20),), tokens_per_block=16)
     client.say(Hello(3, PROTOCOL_VERSION, wide))
     assert client.hears_code(3) == ErrorCode.BAD_GEOMETRY
-
-
-def test_messages_of_the_row_path_are_unsupported(stranger: Callable[[], Stranger]) -> None:
-    """Reserved tags are told from garbage, and the session goes on."""
-    client = stranger().greet()
-    client.say_raw(msgspec.msgpack.encode([40, 5, "anything"]))
-    assert client.hears_code(5) == ErrorCode.UNSUPPORTED
-    client.say(Ping(6))
-    assert isinstance(client.hear(), Done)
 
 
 @pytest.mark.parametrize(

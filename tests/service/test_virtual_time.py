@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from flexkv_py.wire.messages import (
     Match,
     Matched,
     Opened,
+    Ping,
     Progress,
     RegisterMemory,
     Save,
@@ -49,6 +51,7 @@ from flexkvd.executor import Executor, TierLimits
 from flexkvd.facts import facts_of
 from flexkvd.planning import planner_config
 from flexkvd.requests import Requests
+from flexkvd.row_path import RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
 from tests import invariants
@@ -88,7 +91,9 @@ class World:
         limits = TierLimits(2, 2, bytes_in_flight_max=1, transfer_s_max=30.0)
         self.executor = Executor(self.engine, self.sessions, self.lanes, {Tier.SSD: (self.store, limits)}, loop)
         devices = Devices(self.config.cuda, arena, self.lanes)
-        requests = Requests(self.engine, self.sessions, self.config.limits, (Tier.DRAM, Tier.SSD), (), loop, devices)
+        row_path = RowPath(self.engine, self.sessions, arena, self.config, loop)
+        tiers, limits_of = (Tier.DRAM, Tier.SSD), self.config.limits
+        requests = Requests(self.engine, self.sessions, limits_of, tiers, (), row_path, devices, loop)
         listener = socket_file.listen(str(path), 0o600)
         stack.callback(listener.close)
         gate = Gate(os.getuid(), frozenset(), frozenset(), "")
@@ -218,6 +223,24 @@ def test_a_save_without_room_is_throttled_at_its_deadline(play: Play) -> None:
         assert progress.outcomes == ["throttled"] * 2
         assert progress.retry_after_ms > 0
         assert 20 <= world.loop.now_s - before < 21
+
+    play(scene)
+
+
+def test_a_ping_is_answered_between_the_slices_of_a_large_save(play: Play) -> None:
+    """Whoever pings while sixty keys are being placed is answered when a few of them are, and the save loses none."""
+
+    async def scene(world: World, peer: Peer) -> None:
+        state, other = world.planner.state, Peer(world)
+        state.config = replace(state.config, keys_per_event_max=1)
+        await other.ask(Hello(0, PROTOCOL_VERSION, GEOMETRY))
+        saved = world.loop.create_task(peer.save(keys(1, 60)))
+        await asyncio.sleep(0)  # it is on the socket
+        await other.ask(Ping(0))
+        [session] = state.arrivals
+        assert 0 < session.arrived[0].seen < 60
+        assert (await peer.end(await saved)).outcomes == ["stored"] * 60
+        await other.close()
 
     play(scene)
 

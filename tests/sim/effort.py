@@ -11,10 +11,13 @@ are drops, which need a record each, and promotions for staging, of which each t
 | a DRAM copy | 2 | a write below, and the SSD record that comes of it |
 | an SSD record | 1 | a write to S3. Its block is promoted for that, and that DRAM copy weighs nothing |
 | either, if it stands ready to go because of a record below | 0 | it need not be written again (`_had_their_turn`) |
+| a DRAM copy of a running request that is below, or being written there | 0 | that record stays as long as it runs |
 | a block that a request wants below | 5, and 2 for a DRAM copy to be made | its write; 1 once that runs |
 | a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |
+| a block that a failed step waits for | 1 | its SSD record may have stood ready to go, until it is read |
 | a block a flush has not looked at | 7 | a demand |
 
+What is on its way to S3 when S3 goes down leaves a DRAM copy that was promoted for that; it may weigh from then on.
 Besides, nothing is set aside for S3 only to be refused, and no wake-up that the planner asks for is in vain.
 `World` tells this of every event; `plants` has the bugs that it is to find.
 """
@@ -28,14 +31,16 @@ from flexkv_py.core.messages import (
     Instruction,
     MoveKind,
     StartMove,
+    TicketKind,
     Tier,
     TimePassed,
     TransfersFinished,
 )
 from flexkv_py.core.placement import is_below
 from flexkv_py.core.planner import Planner
+from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
-from flexkv_py.core.transfers import Transfer, TransferKind, WaitFor
+from flexkv_py.core.transfers import Demand, Transfer, Wish
 from tests.invariants import live_demands
 from tests.sim.violation import Violation
 
@@ -67,8 +72,8 @@ class Effort:
         grown, turned_away = potential + len(writes) - self._potential, refused - self._refused
         self._potential, self._refused = potential, refused
         if not _is_inside(event):
-            self._slack = SLACK_PER_DEMAND * _demanded(state)
             self._refusals_left = sum(want.staged is not None for want in live_demands(state))
+            self._slack = SLACK_PER_DEMAND * _demanded(state) + WEIGHT_DRAM * self._refusals_left
         else:
             self._slack -= max(0, grown)
             self._refusals_left -= turned_away
@@ -91,8 +96,7 @@ class Effort:
 
 def _demanded(state: State) -> int:
     """Blocks that requests want, or will want, in a lower tier."""
-    saves = sum(ticket.open for ticket in state.tickets.values() if ticket.ack is not Tier.DRAM)
-    return saves + sum(flush.out + len(flush.left) for flush in state.flushes.values())
+    return sum(ticket.open + len(ticket.left) for ticket in state.tickets.values() if ticket.ack is not Tier.DRAM)
 
 
 def _is_inside(event: Event) -> bool:
@@ -106,10 +110,10 @@ def potential_of(state: State) -> int:
     """See the table above."""
     paid = {row.copy for row in state.transfers.values() if _pays(row)}
     begun = {  # demands whose own writes run
-        waiter.demand
+        waiter
         for copy, waiters in state.waiters.items()
         for waiter in waiters
-        if waiter.demand is not None and waiter.demand.tier is copy.tier
+        if isinstance(waiter, Demand) and waiter.tier is copy.tier
     }
     total = 0
     for want in live_demands(state):
@@ -119,7 +123,7 @@ def potential_of(state: State) -> int:
             total += WEIGHT_WRITTEN if want in begun else WEIGHT_DEMAND + WEIGHT_DRAM * promoted
         elif want in begun:
             paid.add(want.staged)
-        elif dram is not None and not dram.readers:
+        elif dram is not None and not dram.readers and (target is None or target.state is not CopyState.READY):
             paid.add(dram)
     for index in [*state.indexes.values(), *(index for reset in state.resets for index in reset.indexes)]:
         for block in index.blocks.values():
@@ -129,38 +133,51 @@ def potential_of(state: State) -> int:
 
 def _pays(row: Transfer) -> bool:
     """Whether a copy will stand ready to go once its write has ended; not if the record is known to be lost by then."""
-    if row.kind is not TransferKind.DEMOTE or row.other is None or row.other.location < 0:
+    if row.kind is not MoveKind.DEMOTE or row.other is None or row.other.location < 0:
         return False
-    return row.copy.readers == 1 and row.block.uses == row.uses
+    return row.copy.readers == 1 and row.copy.block.uses == row.uses
 
 
 def _asked(state: State) -> int:
     """What requests still wait for."""
-    waiting = [*state.room_loads, *state.room_prefetches, *state.room_saves]
+    waiting = [entry for line in state.lines.values() for entry in line]
+    waiting += [(ticket, position) for ticket in arrived(state) for position in range(ticket.seen, len(ticket.keys))]
     waiting += [
         (waiter.ticket, waiter.position)
         for waiters in state.waiters.values()
         for waiter in waiters
-        if waiter.wait is WaitFor.PRESENT and waiter.ticket is not None
+        if isinstance(waiter, Wish) and waiter.ticket.kind is TicketKind.SAVE
     ]
     total = WEIGHT_KEY * sum(not ticket.over and ticket.outcomes[position] is None for ticket, position in waiting)
     for row in state.transfers.values():
-        if row.kind is TransferKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
+        if row.kind is TicketKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
             total += WEIGHT_DEMAND
+    total += WEIGHT_SSD * sum(not want.reads for want in state.rows.wants)
     return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
+
+
+def arrived(state: State) -> list[Ticket]:
+    """Tickets with keys that were not yet looked at."""
+    return [ticket for session in state.arrivals for ticket in session.arrived]
 
 
 def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> int:
     if copy is None or copy.state is CopyState.DROPPED or copy in paid:
         return 0
     block = copy.block
+    if copy.tier is Tier.DRAM and block.key in block.index.attached:
+        below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
+        return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
     return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
 
 
 def _slices(state: State) -> int:
     """How many events it may take to get through what is done in slices."""
-    things = len(state.relink) + sum(len(waiting) for waiting in state.demands.values())
+    things = len(state.relink) + len(state.touches) + sum(len(waiting) for waiting in state.demands.values())
     things += sum(len(reset.left) for reset in state.resets)
     things += sum(len(level.undropped) for level in state.levels.values())
-    return things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())  # one at a time, at worst
+    keys = sum(len(line) for line in state.lines.values()) + sum(1 + len(ticket.keys) for ticket in arrived(state))
+    return (
+        keys + things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())
+    )  # one at a time, at worst

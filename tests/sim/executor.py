@@ -22,6 +22,7 @@ from flexkv_py.core.messages import (
     Tier,
     TransferResult,
 )
+from flexkv_py.rows.grants import chunks_in
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.fake import Operation, Verdict
@@ -82,20 +83,22 @@ class Executor:
 
     def _promote(self, move: StartMove) -> None:
         pages = self._pages(move.block)
-        self._arena.begin_filling(move.block, move.frames, pages)
+        self._arena.begin_filling(move.block, _filled(move), pages)
         self._world.stores[move.tier].begin_read(move.block)
         verdict = self._world.faults.verdict(move.tier.name.lower(), Operation.READ)
-        self._world.after(verdict.latency_ns, self._land, move, pages, verdict, 0)
+        self._world.after(verdict.latency_ns, self._land, move, pages, verdict, list(chunks_in(move.chunks)))
 
-    def _land(self, move: StartMove, pages: int, verdict: Verdict, chunk: int) -> None:
+    def _land(self, move: StartMove, pages: int, verdict: Verdict, left: list[int]) -> None:
         """One chunk arrives, or the read ends with a fault."""
+        chunk, *left = left
+        begins = move.chunks & -move.chunks == 1 << chunk
         frame, length = move.frames[chunk], move.chunk_bytes[chunk]
         try:
             if self._world.is_down(move.tier):
                 raise TierFault(Fault.DOWN, "the tier is down")
-            if chunk == 0 and 0 < move.deadline_ns <= self._world.now_ns and self._world.chance.random() < 0.5:
+            if begins and 0 < move.deadline_ns <= self._world.now_ns and self._world.chance.random() < 0.5:
                 raise TierFault(Fault.LATE, "its deadline passed before its turn came")
-            if verdict.fault is not None and chunk >= min(verdict.chunk, len(move.frames) - 1):
+            if verdict.fault is not None and (chunk >= verdict.chunk or not left):
                 raise TierFault(verdict.fault, "planned")
             data, checksum = self._world.stores[move.tier].read(move.block, move.location, chunk)
         except TierFault as fault:
@@ -105,14 +108,14 @@ class Executor:
         self._arena.write(frame, data, checksum)
         self._world.oracle.landed(move)
         self._world.post(ChunkLanded(move.transfer, chunk, self._world.now_ns))
-        if chunk + 1 < len(move.frames):
+        if left:
             gap = self._world.chance.randint(0, verdict.latency_ns)
-            self._world.after(gap, self._land, move, pages, verdict, chunk + 1)
+            self._world.after(gap, self._land, move, pages, verdict, left)
         else:
             self._end_promotion(move, pages, None, "")
 
     def _end_promotion(self, move: StartMove, pages: int, fault: Fault | None, detail: str) -> None:
-        self._arena.end_filling(move.frames, pages)
+        self._arena.end_filling(_filled(move), pages)
         self._world.stores[move.tier].end_read(move.block)
         self._world.finish(TransferResult(move.transfer, fault, move.location, 0, detail), move)
 
@@ -259,3 +262,7 @@ class Executor:
 
     def _pages(self, block: BlockName) -> int:
         return frame_pages(self._world.spec(block.namespace))
+
+
+def _filled(move: StartMove) -> tuple[int, ...]:
+    return tuple(move.frames[chunk] for chunk in chunks_in(move.chunks))

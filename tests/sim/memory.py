@@ -6,10 +6,10 @@ gets bytes that are nobody's.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from flexkv_py.core.blocks import unpack_frames
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import BlockName
 from tests.sim.violation import Violation
@@ -26,7 +26,7 @@ class WatchedFrames(FramePool):
         self._given = given
 
     def give(self, frame_pages: int, frames: bytes) -> None:
-        self._given(frame_pages, unpack_frames(frames))
+        self._given(frame_pages, tuple(array("I", frames)))
         super().give(frame_pages, frames)
 
 
@@ -37,6 +37,7 @@ class FakeArena:
         self._content: dict[int, tuple[bytes, bytes]] = {}  # data and checksum by the frame's first page
         self._reading: Counter[int] = Counter()
         self._filling: Counter[int] = Counter()
+        self._mapped: Counter[int] = Counter()  # pages of frames that a worker may read at any moment
 
     def read(self, frame: int) -> tuple[bytes, bytes]:
         """What lies there, right or wrong: data and checksum."""
@@ -50,6 +51,8 @@ class FakeArena:
         for page in _pages(frames, pages):
             if self._filling[page] or self._reading[page]:
                 raise Violation(f"page {page} is given to a new fill while a copy still uses it", block)
+            if self._mapped[page]:
+                raise Violation(f"page {page} is given to a new fill while a worker may still read it", block)
             self._filling[page] += 1
             self._content.pop(page, None)
 
@@ -65,11 +68,23 @@ class FakeArena:
         for page in _pages(frames, pages):
             self._reading[page] -= 1
 
+    def map(self, frame: int, pages: int) -> None:
+        """A worker is told that it may read this frame."""
+        self._mapped.update(_pages((frame,), pages))
+
+    def unmap(self, frame: int, pages: int) -> None:
+        """No step of the worker can read it any more."""
+        for page in _pages((frame,), pages):
+            self._mapped[page] -= 1
+            assert self._mapped[page] >= 0
+
     def given_back(self, pages: int, frames: tuple[int, ...]) -> None:
         """The planner calls these frames free; they are poisoned."""
         for page in _pages(frames, pages):
             if self._filling[page] or self._reading[page]:
                 raise Violation(f"frame page {page} is freed while a copy still uses it")
+            if self._mapped[page]:
+                raise Violation(f"frame page {page} is freed while a worker may still read it")
             self._content.pop(page, None)
 
 

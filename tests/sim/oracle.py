@@ -111,6 +111,10 @@ class Oracle:
     def reset_asked(self, namespace: NamespaceDigest) -> None:
         self._resets_asked[namespace] = self.now()
 
+    def was_reset(self, namespace: NamespaceDigest, since: int) -> bool:
+        """Whether somebody asked to forget a namespace since that moment."""
+        return self._resets_asked.get(namespace, 0) > since
+
     def reset_answered(self, namespace: NamespaceDigest, asked: int) -> None:
         if asked > self._reset.get(namespace, (0, 0))[0]:
             self._reset[namespace] = (asked, self.now())

@@ -6,16 +6,19 @@ Each resembles what a real cache got wrong once. `scripts/simulate --plant NAME`
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, unpack_frames
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
-from flexkv_py.core.messages import Outcome, Tier
+from flexkv_py.core.messages import Outcome, TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
-from flexkv_py.core.transfers import Demand, InFlight, TransferKind
+from flexkv_py.core.transfers import Demand, InFlight
+from flexkv_py.rows import attached, leaving, replays
+from flexkv_py.rows.grants import Request
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
@@ -101,7 +104,7 @@ def _timeout_frees_frames(right: Any) -> Any:
     def expire_ticket(state: State, ticket: Any) -> None:
         right(state, ticket)
         for transfer in state.transfers.values():
-            if transfer.ticket is ticket and transfer.kind is TransferKind.SAVE:
+            if transfer.ticket is ticket and transfer.kind is TicketKind.SAVE:
                 moves.free_frames(state, transfer.copy)
 
     return expire_ticket
@@ -111,7 +114,7 @@ def _timeout_frees_frames(right: Any) -> Any:
 def _stored_before_written(right: Any) -> Any:
     def stage(state: State, tier: Tier, want: Demand) -> bool:
         started: bool = right(state, tier, want)
-        if want.block.copy_in(tier) is not None and want.ticket is not None and want.flush is None:
+        if want.block.copy_in(tier) is not None and want.ticket is not None and want.ticket.kind is TicketKind.SAVE:
             settle_key(state, want.ticket, want.position, Outcome.STORED)
         return started
 
@@ -159,8 +162,8 @@ def _demotion_leaks(right: Any) -> Any:
 def _frame_given_twice(right: Any) -> Any:
     def take(self: FramePool, frame_pages: int, count: int) -> bytes | None:
         frames: bytes | None = right(self, frame_pages, count)
-        if frames is not None and unpack_frames(frames)[0] % 3 == 0:
-            self._free[frame_pages].insert(0, unpack_frames(frames)[0])
+        if frames is not None and (first := array("I", frames)[0]) % 3 == 0:
+            self._free[frame_pages].insert(0, first)
         return frames
 
     return take
@@ -247,7 +250,7 @@ def _leases_of_the_dead(right: Any) -> Any:
 @_plant("a chunk counts as landed in a later one's place", (endings, "on_chunk_landed"), (planner, "on_chunk_landed"))
 def _chunks_out_of_step(right: Any) -> Any:
     def on_chunk_landed(state: State, event: Any) -> None:
-        full = state.transfers[event.transfer].block.index.chunk_count
+        full = state.transfers[event.transfer].copy.block.index.chunk_count
         event.chunk = full - 1 - event.chunk
         right(state, event)
 
@@ -263,6 +266,17 @@ def _demand_forgotten(right: Any) -> Any:
             want.block.holds -= 1
 
     return demand_heard
+
+
+@_plant("what a request's first slice leaves is forgotten", (planner, "look_at_arrivals"))
+def _later_slices_forgotten(right: Any) -> Any:
+    def look_at_arrivals(state: State) -> None:
+        right(state)
+        for session in state.arrivals:
+            session.arrived.clear()
+        state.arrivals.clear()
+
+    return look_at_arrivals
 
 
 # ------------------------------------------------------------ below DRAM
@@ -359,3 +373,77 @@ def _staged_in_vain(right: Any) -> Any:
         return placement.Verdict.WRITE if in_vain else verdict
 
     return judge
+
+
+# ------------------------------------------------------------ the row path
+
+
+@_plant("a frame is used again before its revocation is acknowledged", (Request, "held"))
+def _reused_before_the_acknowledgement(_: Any) -> Any:
+    def held(self: Any, position: int) -> int:
+        granted: int = self.granted[position]
+        return granted
+
+    return held
+
+
+@_plant("acknowledging an old version frees what a newer one revoked", (Request, "acknowledge"))
+def _old_version_frees_newer(right: Any) -> Any:
+    def acknowledge(self: Any, rank: Any, _version: int) -> Any:
+        return right(self, rank, rank.told)
+
+    return acknowledge
+
+
+@_plant("the acknowledgement of one rank counts for all", (Request, "_settle"))
+def _one_rank_frees_for_all(right: Any) -> Any:
+    def settle(self: Any) -> Any:
+        reached = {rank: rank.acknowledged for rank in self.ranks.values()}
+        for rank in reached:
+            rank.acknowledged = max(reached.values())
+        freed = right(self)
+        for rank, version in reached.items():
+            rank.acknowledged = version
+        return freed
+
+    return settle
+
+
+@_plant("the frames of a killed worker are freed before its process has ended", (attached, "close_ranks"))
+def _freed_before_the_process_ended(_: Any) -> Any:
+    def close_ranks(state: State, session: Any) -> None:
+        for request in list(state.rows.of_session.get(session.id, {}).values()):
+            attached._leave(state, request, request.ranks[session.id])
+
+    return close_ranks
+
+
+@_plant("a copy that is there in part counts as whole", (DramCopy, "lacks"))
+def _part_counts_as_whole(_: Any) -> Any:
+    return property(lambda _copy: 0)
+
+
+@_plant("a chunk leaves DRAM though the block is not whole below", (leaving, "is_below"))
+def _gone_for_good(_: Any) -> Any:
+    def is_below(_block: Block, _tier: Tier) -> bool:
+        return True
+
+    return is_below
+
+
+@_plant("a worker that never acknowledges keeps its session", (attached, "lose_late_ranks"))
+def _late_for_ever(_: Any) -> Any:
+    def lose_late_ranks(_state: State, _request: Any) -> None:
+        return
+
+    return lose_late_ranks
+
+
+@_plant("what a failed step needs is asked for, and then forgotten", (replays, "serve_wants"))
+def _replay_forgotten(_: Any) -> Any:
+    def serve_wants(state: State) -> None:
+        for request in state.rows.by_id.values():
+            for rank in request.ranks.values():
+                rank.wanted.clear()
+
+    return serve_wants

@@ -7,6 +7,9 @@ import random
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_py.rows.policies import ROW_POLICIES
+from flexkv_py.rows.table import RowLimits
+from tests.sim.faults import MILLISECOND
 
 CHAINS_OF_TIERS = (
     (Tier.DRAM,),
@@ -19,7 +22,7 @@ CHAINS_OF_TIERS = (
 )
 
 
-def make_config(chance: random.Random, specs: list[NamespaceSpec]) -> PlannerConfig:
+def make_config(chance: random.Random, row_chance: random.Random, specs: list[NamespaceSpec]) -> PlannerConfig:
     """DRAM for a dozen blocks or two, tiers below by chance, and now and then limits of next to nothing."""
     largest = max(ALIGN_BYTES + spec.block_bytes for spec in specs)
     tiers = chance.choice(CHAINS_OF_TIERS)
@@ -40,6 +43,7 @@ def make_config(chance: random.Random, specs: list[NamespaceSpec]) -> PlannerCon
         sessions_max=chance.choice((3, 1024)) if tight else 1024,
         tickets_per_session_max=chance.choice((2, 1024)) if tight else 1024,
         leases_per_session_max=chance.choice((1, 1024)) if tight else 1024,
+        keys_per_event_max=chance.choice((1, 3, 16)),
         allocation_waiters_max=chance.choice((3, 65536)) if tight else 65536,
         demotions_in_flight_max=chance.choice((1, 4, 16)),
         demotion_bytes_in_flight_max=chance.choice((1, 6, 64)) * largest,
@@ -47,4 +51,13 @@ def make_config(chance: random.Random, specs: list[NamespaceSpec]) -> PlannerCon
         promotion_bytes_in_flight_max=chance.choice((1, 6, 64)) * largest,
         flush_in_flight_max=chance.choice((1, 16)),
         demotion_faults_max=chance.choice((1, 2)),
+        rows=RowLimits(
+            policy=row_chance.choice(sorted(ROW_POLICIES)),
+            requests_per_session_max=row_chance.choice((1, 1024, 1024)),
+            blocks_per_request_max=row_chance.choice((4, 65536, 65536)),
+            ack_ns_max=row_chance.choice((50, 500)) * MILLISECOND,
+            replay_ns_max=row_chance.choice((20, 5000)) * MILLISECOND,
+            absent_replays_max=row_chance.choice((1, 3, 8)),
+            pinned_share_max=row_chance.choice((0.25, 0.5, 1.0)),
+        ),
     )

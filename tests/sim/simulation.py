@@ -50,6 +50,7 @@ def _live(world: World, steps: int) -> Workload:
     while world.steps < steps and world.tick():
         pass
     workload.stop()
+    world.rows.stop()
     return workload
 
 
@@ -65,6 +66,7 @@ def _calm_down(world: World) -> None:
     unanswered = [request for request, (client, _) in world.requests.items() if client.alive]
     if unanswered or world.asked:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
+    world.rows.check_over()
     snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):
         if snapshot[what]:
@@ -127,14 +129,14 @@ def _close_all(world: World) -> None:
     _settle(world, "after the last session closed")
     state = world.planner.state
     ready = sum(
-        block.index.frame_pages * block.index.chunk_count
+        block.index.frame_pages * block.dram.present.bit_count()
         for index in state.indexes.values()
         for block in index.blocks.values()
         if block.dram is not None and block.dram.state is CopyState.READY
     )
     if state.frames.used_pages != ready:
         raise Violation(f"{state.frames.used_pages} pages are used, READY copies account for {ready}")
-    if world.clients or state.sessions or state.lease_owner:
+    if world.clients or state.sessions or state.leases or state.rows.by_id or state.rows.going:
         raise Violation("something of a closed session is left")
 
 

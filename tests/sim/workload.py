@@ -21,7 +21,7 @@ from flexkv_py.core.messages import (
     TicketKind,
     Tier,
 )
-from flexkv_py.keys import BlockKey
+from flexkv_py.keys import ROOT, BlockKey
 from tests.sim.clients import Client, Lease, Ticket
 from tests.sim.faults import MICROSECOND, MILLISECOND, SECOND
 from tests.sim.world import World
@@ -53,6 +53,7 @@ class Workload:
             (self._chance.choice((0.0, 0.5, 2.0)), self._reset),
             (2, self._close),
         ]
+        world.rows.save = world.recompute = self._recompute
         world.after(0, self._next, outlives=True)
 
     def stop(self) -> None:
@@ -156,6 +157,11 @@ class Workload:
         hints = SaveHints(chance.random() < 0.05, chance.random() < 0.1)
         deadline = self._deadline(always=True)
         world.post(SaveAsked(client.number, ticket.number, keys, parent, deadline, ack, hints, world.now_ns))
+
+    def _recompute(self, client: Client, keys: list[BlockKey]) -> None:
+        """A chain from its start, as somebody who lost it would save it again."""
+        if not self._stopped:
+            self._save_keys(client, keys, ROOT, Tier.DRAM)
 
     def load(self, client: Client, keys: list[BlockKey], deadline_ns: int = 0) -> Ticket | None:
         """Ask for these keys; None when the worker has no pages left for them."""

@@ -15,16 +15,20 @@ from xxhash import xxh3_64
 
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
+    AttachAnswered,
     BlockName,
     BlocksFound,
+    ChangePages,
     EndSession,
     Event,
     FoundBlock,
     Instruction,
+    LoseSession,
     MatchAnswered,
     NamespaceSpec,
     RecordsLost,
     RecoveryFinished,
+    RefuseReplay,
     RequestDone,
     RequestRefused,
     SessionClosed,
@@ -52,9 +56,11 @@ from tests.sim.faults import MICROSECOND, MILLISECOND, Faults
 from tests.sim.memory import FakeArena, WatchedFrames
 from tests.sim.names import Namespace, chunks_of, make_namespaces
 from tests.sim.oracle import Oracle
+from tests.sim.rows import RowTraffic
 from tests.sim.settings import make_config
 from tests.sim.stores import Bucket, Disk
 from tests.sim.violation import Violation
+from tests.sim.whims import Whims
 
 CHECK_EVERY_STEPS = 50
 TIMER_MIN_NS = 500_000
@@ -79,7 +85,12 @@ class World:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.namespaces = make_namespaces(self.chance)
-        self.config: PlannerConfig = make_config(self.chance, [space.spec for space in self.namespaces])
+        self._row_chance = random.Random(seed)  # its own: worlds without workers of the row path stay as they are
+        self._whims = self._row_chance.random() < 0.4
+        self._row_gap_ns = self._row_chance.choice((0, 0, 100, 1000)) * MICROSECOND
+        self.config: PlannerConfig = make_config(
+            self.chance, self._row_chance, [space.spec for space in self.namespaces]
+        )
         self.faults = Faults(self.chance)
         self.stores: dict[Tier, Disk | Bucket] = {}
         if Tier.SSD in self.config.tiers:
@@ -98,6 +109,7 @@ class World:
         self.oracle = Oracle(self)
         self.digest = xxh3_64()
         self._specs = {space.digest: space.spec for space in self.namespaces}
+        self.recompute: Callable[[Client, list[BlockKey]], None] = lambda _client, _keys: None
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._pushed = 0
         self._numbers = 0
@@ -150,6 +162,7 @@ class World:
         invariants.check(self.planner)
         self.oracle.check_ledger()
         self._check_orders()
+        self.rows.check()
 
     def _check_orders(self) -> None:
         """Each list, walked from its oldest, leads to its newest and has as many copies as it says."""
@@ -219,7 +232,10 @@ class World:
         then()
 
     def _request_refused(self, refused: RequestRefused) -> None:
-        if refused.code not in FAIR_REFUSALS:
+        attach = self.refused.pop(refused.request, None)
+        if attach is not None:
+            attach(refused.code)
+        elif refused.code not in FAIR_REFUSALS:
             raise Violation(f"a legal request is refused: {refused.code}: {refused.message}")
         if refused.ticket:
             self._end_ticket(self.tickets[refused.ticket])
@@ -235,10 +251,10 @@ class World:
 
     # ----------------------------------------------------------------- sessions
 
-    def open_session(self, namespace: Namespace, shard: int) -> Client:
+    def open_session(self, namespace: Namespace, shard: int, instance: str = "") -> Client:
         number = self.next_number()
         client = self.clients[number] = Client(number, namespace, shard)
-        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns))
+        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns, instance))
         return client
 
     def close_session(self, client: Client) -> None:
@@ -249,6 +265,7 @@ class World:
         for ticket in tickets:
             if not ticket.over:
                 self._end_ticket(ticket)
+        self.rows.closed(client)
 
     # -------------------------------------------------------------------- tiers
 
@@ -288,12 +305,16 @@ class World:
         self.planner.state.frames = WatchedFrames(
             self.config.segment_bytes, self.config.dram_segments, self.arena.given_back
         )
+        if self._whims:
+            self.planner.state.rows.policy = Whims(self._row_chance)
         self.effort = Effort(self.planner)
         self._ended = []
         self.clients: dict[int, Client] = {}
         self.tickets: dict[int, Ticket] = {}
         self.asked: dict[int, tuple[Client, list[BlockKey], tuple[int, ...], Callable[[MatchAnswered], None]]] = {}
         self.requests: dict[int, tuple[Client, Callable[[], None]]] = {}
+        self.refused: dict[int, Callable[[ErrorCode], None]] = {}
+        self.rows = RowTraffic(self, self._row_chance, 0 if self.faults.stopped else self._row_gap_ns, self.recompute)
         self.recovering = list(self.stores)
         self._answers: dict[type[Instruction], Callable[[Any], None]] = {
             StartMove: self.executor.start_move,
@@ -303,6 +324,10 @@ class World:
             RequestDone: self._request_done,
             RequestRefused: self._request_refused,
             EndSession: self._session_ended,
+            AttachAnswered: self.rows.answered,
+            ChangePages: self.rows.changed,
+            RefuseReplay: self.rows.refused,
+            LoseSession: self.rows.lost,
         }
         for tier, store in self.stores.items():
             if tier in self._down:

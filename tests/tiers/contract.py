@@ -94,6 +94,23 @@ class TierContract:
 
         live(backing, scene)
 
+    @pytest.mark.parametrize("lengths", LAYOUTS[1:], ids=str)
+    @pytest.mark.parametrize("wanted", [{1}, {0, 2}], ids=str)
+    def test_only_wanted_chunks_are_touched(self, backing, frames, lengths, wanted):
+        """Of a block whose other chunks are in DRAM, and being read there, just the missing ones come."""
+
+        async def scene(store: TierStore) -> None:
+            location = await store.write(block(1), frames.fill(block(1), lengths))
+            target = frames.take(lengths)
+            for number, span in enumerate(target):
+                span.wanted = number in wanted
+                frames.arena.view(span.frame, span.length)[:] = bytes(span.length)
+            assert await drain(store, block(1), location, target) == sorted(wanted)
+            for number, data in enumerate(content(block(1), lengths)):
+                assert frames.bytes_of(target)[number] == (data if number in wanted else bytes(len(data)))
+
+        live(backing, scene)
+
     def test_what_was_dropped_is_missing(self, backing, frames):
         """After a drop the record is MISSING, its neighbour is not, and dropping again is no error."""
 

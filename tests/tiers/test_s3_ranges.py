@@ -23,7 +23,7 @@ RECORD = (MIB,) * 8
 @given(st.lists(st.integers(1, 40).map(lambda pages: pages * MIB), min_size=1, max_size=64))
 def test_ranges_cover_every_chunk_once(lengths):
     """Whole chunks, in order, no gap; never more ranges than are worth it or than there are chunks."""
-    found = cut_ranges(lengths)
+    found = cut_ranges(lengths, [True] * len(lengths))
     assert [first for first, _ in found] == [0, *(end for _, end in found[:-1])]
     assert found[-1][1] == len(lengths)
     assert all(first < end for first, end in found)
@@ -32,8 +32,13 @@ def test_ranges_cover_every_chunk_once(lengths):
 
 def test_small_records_are_one_range():
     """Up to twice the least a range is worth, one connection; four equal parts of a large one."""
-    assert cut_ranges([MIB] * 31) == [(0, 31)]
-    assert cut_ranges([8 * MIB] * 8) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    assert cut_ranges([MIB] * 31, [True] * 31) == [(0, 31)]
+    assert cut_ranges([8 * MIB] * 8, [True] * 8) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+
+def test_missing_chunks_make_ranges_of_their_own() -> None:
+    """What is in DRAM already is not fetched again, however small the gaps are."""
+    assert cut_ranges([MIB] * 6, [False, True, True, False, False, True]) == [(1, 3), (5, 6)]
 
 
 def test_ranges_come_in_order_and_a_fault_ends_them_all(frames, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from .kill_log import kill_log
 from .kill_worker import kill_worker
 from .many_blocks import many_blocks
 from .memories import deaf, holes, refused_offers
+from .row_workers import row_workers
 from .s3_faults import s3_faults
 from .s3_frozen import s3_frozen
 from .shared_bucket import shared_bucket
@@ -107,6 +108,11 @@ TRIALS = {
     "burst": Trial(bursts, "3 × DRAM saved at once by several clients", {"dram_mib": Count(64, least=4, step=4)}),
     "kill-worker": Trial(
         kill_worker, "SIGKILL of workers with leases, tickets and memory", {"repetitions": Count(20), "seed": SEED}
+    ),
+    "row-workers": Trial(
+        row_workers,
+        "SIGKILL of row-path workers in mid-step",
+        {"kills": Count(20), "workers": Count(3, most=64), "seed": SEED},
     ),
     "kill-daemon": Trial(
         kill_daemon, "SIGKILL of the daemon during saves, and restart", {"cycles": Count(50), "seed": SEED}

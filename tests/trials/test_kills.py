@@ -6,6 +6,7 @@ import pytest
 
 from .kill_daemon import kill_daemon
 from .kill_worker import GONE_S_MAX, kill_worker
+from .row_workers import row_workers
 
 
 def test_killed_workers_leave_nothing_behind(tmp_path: Path) -> None:
@@ -29,3 +30,10 @@ def test_every_acknowledged_save_survives_sigkill(tmp_path: Path) -> None:
 def test_every_acknowledged_save_survives_sigkill_fifty_times(tmp_path: Path) -> None:
     """Fifty kills in a row."""
     kill_daemon(tmp_path, cycles=50, seed=2)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_row_workers_killed_in_mid_step_read_no_wrong_row(tmp_path: Path) -> None:
+    """Ten thousand steps of turnover by workers that are killed and stopped: rows right, every frame back."""
+    assert row_workers(tmp_path, kills=40, workers=4)["steps"] > 10_000

@@ -26,10 +26,14 @@ class TierFault(Exception):
 
 @dataclass(slots=True)
 class FrameSpan:
-    """One chunk in the arena: its frame number and its length in bytes (a multiple of 4 KiB)."""
+    """One chunk in the arena: its frame number and its length in bytes (a multiple of 4 KiB).
+
+    One that is not `wanted` is there already, and others may be reading it: a read leaves its frame alone.
+    """
 
     frame: int
     length: int
+    wanted: bool = True
 
 
 @dataclass(slots=True)
@@ -109,11 +113,11 @@ class TierStore(Protocol):
         ...
 
     def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncIterator[int]:
-        """Read a record into frames; yields each chunk's number once its checksum holds, in order.
+        """Read a record into frames; yields each wanted chunk's number once its checksum holds, in order.
 
-        Header and first chunk come together. Raises TierFault: CORRUPT unless header and chunk are
-        exactly this block's, MISSING when nothing is there. A frame's bytes are valid only once
-        its chunk was yielded. The checksums go to the arena with the frames.
+        Header and first chunk come together, and the header alone before a later one. Raises TierFault:
+        CORRUPT unless header and chunk are exactly this block's, MISSING when nothing is there. A frame's
+        bytes are valid only once its chunk was yielded. The checksums go to the arena with the frames.
         """
         ...
 

@@ -193,6 +193,8 @@ class FakeStore:
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncIterator[int]:
         verdict = await self._begin(Operation.READ)
         for number, chunk in enumerate(chunks):
+            if not chunk.wanted:
+                continue
             try:
                 data, checksum = self._records.read(block, location, number, verdict)
             except TierFault as fault:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from flexkv_py.core.blocks import Block, Copy
-from flexkv_py.core.policies.base import NEW_MIN, USES_OF_AGAIN_MIN, TwoLists
+from flexkv_py.core.policies.base import NEW_MIN, USES_OF_AGAIN_MIN, Policy
 from flexkv_py.keys import BlockKey
 
 SHARES = (1.0, 0.1, 0.5)
@@ -97,7 +97,7 @@ class Duel:
             mini.misses *= ROUND_WEIGHT
 
 
-class Adaptive(TwoLists):
+class Adaptive(Policy):
     """`mark` is when the copy was last used, in steps that many copies share: one int object for all of them."""
 
     def __init__(self) -> None:

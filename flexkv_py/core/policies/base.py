@@ -6,8 +6,8 @@ order while anything reads it, so whatever stands in the order may be evicted as
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from flexkv_py.core.blocks import Copy, CopyList
 
@@ -17,41 +17,12 @@ NEW_MIN = 1
 would push each other out for ever."""
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """The order of one tier's READY, unpinned copies. Every operation is O(1), or amortised O(1).
 
-    A copy that is pinned or gone was simply taken out of the list it stood in.
+    Blocks used once and blocks used again, each list by last use; and before both what was cooled. A copy that is
+    pinned or gone was simply taken out of the list it stood in. `copy.mark` is the policy's own, 0 before its `add`.
     """
-
-    def add(self, copy: Copy) -> None:
-        """A copy became READY, was used, or its last reader left: several times for one use.
-
-        `block.uses` counts uses, those of earlier lives as far as the history reaches. `copy.mark` is the
-        policy's own, 0 until its first `add`.
-        """
-        ...
-
-    def cool(self, copy: Copy) -> None:
-        """A copy that nobody asked for, or an orphan: the first victim."""
-        ...
-
-    def coldest(self) -> Copy | None:
-        """The next victim; it stays in the order until removed."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Copies in the order."""
-        ...
-
-    @property
-    def lists(self) -> Sequence[CopyList]:
-        """Where they stand."""
-        ...
-
-
-class TwoLists:
-    """Blocks used once and blocks used again, each list by last use; and before both what was cooled."""
 
     def __init__(self) -> None:
         self.cold = CopyList()
@@ -60,14 +31,25 @@ class TwoLists:
 
     @property
     def lists(self) -> Sequence[CopyList]:
+        """Where they stand."""
         return self.cold, self.once, self.again
 
     @property
     def count(self) -> int:
+        """Copies in the order."""
         return self.cold.count + self.once.count + self.again.count
 
     def add(self, copy: Copy) -> None:
+        """A copy became READY, was used, or its last reader left: several times for one use.
+
+        `block.uses` counts uses, those of earlier lives as far as the history reaches.
+        """
         (self.again if copy.block.uses >= USES_OF_AGAIN_MIN else self.once).push_newest(copy)
 
     def cool(self, copy: Copy) -> None:
+        """A copy that nobody asked for, or an orphan: the first victim."""
         self.cold.push_oldest(copy)
+
+    @abstractmethod
+    def coldest(self) -> Copy | None:
+        """The next victim; it stays in the order until removed."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from flexkv_py.core.blocks import Copy
-from flexkv_py.core.policies.base import TwoLists
+from flexkv_py.core.policies.base import Policy
 
 
-class LeastRecentlyUsed(TwoLists):
+class LeastRecentlyUsed(Policy):
     """Evicts what was used longest ago. Every operation is O(1)."""
 
     def add(self, copy: Copy) -> None:

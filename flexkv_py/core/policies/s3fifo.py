@@ -9,14 +9,14 @@ for the planner takes out what is pinned.
 from __future__ import annotations
 
 from flexkv_py.core.blocks import Copy
-from flexkv_py.core.policies.base import NEW_MIN, TwoLists
+from flexkv_py.core.policies.base import NEW_MIN, Policy
 
 SMALL_SHARE = 0.1
 ROUNDS_MAX = 3
 ROTATIONS_PER_CALL_MAX = 64
 
 
-class SmallMainFifo(TwoLists):
+class SmallMainFifo(Policy):
     """Small queue: `once`, main queue: `again`. `mark` is how many of a block's uses are spent; the rest are rounds."""
 
     def add(self, copy: Copy) -> None:

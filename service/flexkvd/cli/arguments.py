@@ -68,3 +68,13 @@ def writable_file(word: str) -> Path:
     if path.is_dir() or not os.access(place, os.W_OK):
         raise argparse.ArgumentTypeError(f"{word!r} cannot be written: name a file in a writable folder")
     return path
+
+
+def dram_room(word: str) -> float | int:
+    """`50%` → 0.5 of all; a number of at least 1 → so many."""
+    if not word.endswith("%"):
+        return positive(word)
+    try:
+        return share(str(float(word[:-1]) / 100))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is neither a share, like 50%, nor a number of chunks") from None

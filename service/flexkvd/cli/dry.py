@@ -149,10 +149,17 @@ class DryRun:
 
     def _run(self, asked: LoadAsked | SaveAsked) -> None:
         """Finish all that starts as soon as it starts, until the ticket is over."""
-        if not self._finish_all(self._planner.handle(asked)):
+        if not self._finish(asked):
             self._now_ns = asked.deadline_ns  # what still waits for room is not cached
-            over = self._finish_all(self._planner.handle(TimePassed(self._now_ns)))
+            over = self._finish(TimePassed(self._now_ns))
             assert over, "a ticket is over when its deadline has passed"
+
+    def _finish(self, event: LoadAsked | SaveAsked | TimePassed) -> bool:
+        """Take the event and all slices of work that it leaves; whether the ticket ended."""
+        over = self._finish_all(self._planner.handle(event))
+        while self._planner.next_deadline_ns() == self._now_ns:
+            over |= self._finish_all(self._planner.handle(TimePassed(self._now_ns)))
+        return over
 
     def _finish_all(self, instructions: list[Instruction]) -> bool:
         """Whether the ticket ended."""

@@ -1,6 +1,6 @@
-"""`flexkv replay`: a trace against the planner alone (`--dry`) or against a daemon with real bytes.
+"""`flexkv replay`: a trace against the planner alone (`--dry`) or a daemon, or selections against row policies.
 
-Owns the command line, the progress bar and the result of a dry run; `dry` and `real` do the work.
+Owns the command line, the progress bar and the result of a dry run; `dry`, `real` and `rows` do the work.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from flexkv_py.traces import TraceRequest, count_requests, open_trace
 from flexkvd.cli.arguments import block_count, byte_size, positive, tier_blocks, writable_file
 from flexkvd.cli.dry import DryRun, HitCount, Room, planner_config
 from flexkvd.cli.reference import LruReference
+from flexkvd.cli.rows import add_options, given_options, run_rows
+from flexkvd.rowreplay.run import ROW_POLICIES
 
 OPTIONS: dict[str, tuple[tuple[str, ...], object]] = {
+    "tokens_per_block": (("--dry", "--socket", "--spawn"), 512),
     "dram_blocks": (("--dry",), None),
     "ssd_blocks": (("--dry",), 0),
     "s3_blocks": (("--dry",), 0),
-    "policy": (("--dry", "--spawn"), "adaptive"),
+    "policy": (("--dry", "--spawn", "--selections"), "adaptive"),
     "admin": (("--socket",), None),
     "token_file": (("--socket",), None),
     "block_bytes": (("--socket", "--spawn"), 64 << 10),
@@ -43,7 +46,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], object]] = {
 TIER_NAMES = ("dram", "ssd", "s3")
 
 DESCRIPTION = """\
-Replays a request trace (Mooncake or WEKA form, plain or gzip).
+Replays a request trace (Mooncake or WEKA form, plain or gzip), or with --selections what indexers select.
 
 With --dry the planner is asked alone: no daemon, no bytes. The hit ratio counts every listed block, the
 partial last one of a request too, and only the leading run of cached blocks is a hit.
@@ -54,6 +57,9 @@ With --socket or --spawn several clients load and save real bytes, compare every
 count on their own what the daemon's metrics must say at the end. Only full blocks are saved. Calls of one
 session (WEKA form) go one after another, as an agent makes them. The exit code is 1 if a byte was wrong or
 the counts differ (another client on the same daemon makes them differ).
+
+With --selections nothing but row policies is asked: requests decode over hot buffers, a DRAM that is too small
+and a link to SSD, and each policy is told what a daemon would be told. The table says what that costs per step.
 """
 EPILOG = """\
 examples:
@@ -62,6 +68,8 @@ examples:
   flexkv replay trace.jsonl.gz --dry --dram-blocks 1000 --ssd-blocks 8000 --s3-blocks inf
   flexkv replay trace.jsonl.gz --socket /run/flexkvd/worker.sock --limit 2000
   flexkv replay trace.jsonl.gz --spawn --dram-bytes 64MiB --ssd-bytes 256MiB --s3-url auto --limit 2000
+  flexkv replay --selections mid --cluster 256 --requests 4 --groups 4 --steps 320
+  flexkv replay --selections recording.jsonl.gz --dram 50% --policy lru,sparse --json result.json
 """
 
 
@@ -74,13 +82,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="the trace file")
+    parser.add_argument("trace", type=Path, nargs="?", metavar="TRACE", help="the trace file; none with --selections")
     parser.add_argument(
         "--tokens-per-block",
         type=positive,
-        default=512,
         metavar="N",
-        help="block size, a multiple of the trace's own (%(default)s)",
+        help="block size, a multiple of the trace's own (512)",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after N requests")
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the result as JSON")
@@ -101,13 +108,18 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     spawned.add_argument("--ssd-bytes", type=byte_size, metavar="SIZE", help="(no SSD tier)")
     spawned.add_argument("--s3-url", metavar="URL", help="http://host:port/bucket/prefix, or auto (no S3 tier)")
     rules = parser.add_argument_group("rules of the planner alone, and of a daemon of its own")
-    rules.add_argument("--policy", choices=sorted(POLICIES), help="order of eviction (adaptive)")
+    names = f"{', '.join(sorted(POLICIES))} (adaptive); with --selections: {','.join(ROW_POLICIES)} (all)"
+    rules.add_argument("--policy", metavar="NAME", help=names)
     rules.add_argument("--admission", choices=("always", "second-use"), help="what may go below DRAM (always)")
+    add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Raises FlexKVError for bad input."""
+    if chosen.selections is not None:
+        return _run_selections(chosen)
+    _check_trace(chosen)
     _fill_in(chosen, _mode(chosen))
     if chosen.spawn and chosen.block_bytes > chosen.dram_bytes:
         raise FlexKVError(
@@ -122,6 +134,32 @@ def run(chosen: argparse.Namespace) -> int:
     exit_code, result = run_real(chosen, _shown(chosen, "requests"))
     _write_json(chosen.json, result)
     return exit_code
+
+
+def _run_selections(chosen: argparse.Namespace) -> int:
+    if chosen.trace is not None or chosen.dry or chosen.spawn or chosen.socket or chosen.limit:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT,
+            "--selections is a replay of its own: leave TRACE, --dry, --spawn, --socket and --limit out",
+        )
+    policies = chosen.policy.split(",") if chosen.policy else list(ROW_POLICIES)
+    _fill_in(chosen, "--selections")
+    _write_json(chosen.json, run_rows(chosen, policies))
+    return 0
+
+
+def _check_trace(chosen: argparse.Namespace) -> None:
+    """Refuse what only selections heed. Raises FlexKVError."""
+    if chosen.trace is None:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, "nothing to replay: name a trace file, or --selections PRESET|FILE")
+    given = given_options(chosen)
+    if given:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"{given[0]} does nothing for a trace: use it with --selections")
+    if chosen.policy is not None and chosen.policy not in POLICIES:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT,
+            f"--policy {chosen.policy} orders no blocks: choose from {', '.join(sorted(POLICIES))}",
+        )
 
 
 def _mode(chosen: argparse.Namespace) -> str:

@@ -19,8 +19,10 @@ RANGE_BYTES_MIN = 16 << 20
 RANGES_MAX = 4
 
 
-def cut_ranges(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of whole chunks (first, end) of about equal size, each of RANGE_BYTES_MIN or more but for a lone one."""
+def cut_ranges(lengths: Sequence[int], wanted: Sequence[bool]) -> list[tuple[int, int]]:
+    """Runs of wanted chunks (first, end). Of a whole record they are of about equal size, RANGE_BYTES_MIN or more."""
+    if not all(wanted):
+        return _runs(wanted)
     count = max(1, min(RANGES_MAX, sum(lengths) // RANGE_BYTES_MIN))
     share, first, held = sum(lengths) / count, 0, 0
     ranges: list[tuple[int, int]] = []
@@ -32,6 +34,16 @@ def cut_ranges(lengths: Sequence[int]) -> list[tuple[int, int]]:
     if first < len(lengths):
         ranges.append((first, len(lengths)))
     return ranges
+
+
+def _runs(wanted: Sequence[bool]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for number in [number for number, is_wanted in enumerate(wanted) if is_wanted]:
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
+        else:
+            runs.append((number, number + 1))
+    return runs
 
 
 async def read_ranges(

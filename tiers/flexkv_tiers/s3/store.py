@@ -174,7 +174,7 @@ class S3Store:
         def ask(first: int, end: int) -> Get:
             return Get(name, *whose, spans, first, offset, object_bytes, record_bytes, end)
 
-        ranges = cut_ranges([chunk.length for chunk in chunks])
+        ranges = cut_ranges([chunk.length for chunk in chunks], [chunk.wanted for chunk in chunks])
         try:
             async with aclosing(read_ranges(self._bucket, ask, ranges)) as replies:
                 async for reply in replies:

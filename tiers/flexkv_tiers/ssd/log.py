@@ -105,6 +105,7 @@ class Log:
         else:
             disk.survivors = None
         segment.state = SegmentState.SEALING
+        segment.written_until = self.sequence  # not when it was opened: new records may have come last
 
     def may_share(self, disk: int) -> bool:
         """Whether new records may go on where rewritten ones went: there are such, and reclaim has a free segment."""
@@ -179,19 +180,28 @@ class Log:
         assert self._claimed_pages >= 0
 
     def choose_disk(self, shape: Shape, pages: int, down: Sequence[bool]) -> int:
-        """The directory a new record goes to: with room at once, then with the least being written; in turns."""
+        """The directory a new record goes to: with room at once, then with the least being written; in turns.
+
+        Where none has room, the one that holds the oldest segment: live records may have to go to make some.
+        """
         count = len(self.disks)
         self._turn = (self._turn + 1) % count
-        best: tuple[bool, int] | None = None
+        best: tuple[bool, int, int] | None = None
         chosen = self._turn
         for step in range(count):
             number = (self._turn + step) % count
             if down[number]:
                 continue
-            rank = (not self._has_room(number, shape, pages), self.disks[number].writing_bytes)
+            is_full = not self._has_room(number, shape, pages)
+            rank = (is_full, self.oldest_sequence(number) if is_full else 0, self.disks[number].writing_bytes)
             if best is None or rank < best:
                 best, chosen = rank, number
         return chosen
+
+    def oldest_sequence(self, disk: int) -> int:
+        """When the oldest sealed segment of a directory was last written; later than all where none is sealed."""
+        sealed = (each.written_until for each in self.disks[disk].segments if each.state is SegmentState.SEALED)
+        return min(sealed, default=self.sequence + 1)
 
     def has_room(self, shape: Shape, pages: int, down: Sequence[bool]) -> bool:
         """Whether a directory takes a new record at once, or can open a segment for it."""

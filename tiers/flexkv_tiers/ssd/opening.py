@@ -113,6 +113,7 @@ def _adopt(log: Log, number: int, stripe: Stripe, met: Met, size_bytes: int, cen
     if whole:
         assert met.header is not None
         segment.salt, segment.sequence = met.header.salt, met.header.sequence
+        segment.written_until = segment.sequence
         log.sequence = max(log.sequence, segment.sequence)
 
 

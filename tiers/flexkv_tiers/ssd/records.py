@@ -65,21 +65,22 @@ async def read_record(
     arena: Arena,
     salt: bytes,
 ) -> AsyncIterator[range]:
-    """Read a record into frames, header and first chunk together; yields runs of chunks whose checksums hold.
+    """Read wanted chunks into frames, header and first chunk together; yields runs of them whose checksums hold.
 
     The checksums sit in the arena then. Raises TierFault(CORRUPT) unless header and chunks are exactly
     those of `block`. Ends only when no read is under way any more, also when closed early.
     """
     lengths = [chunk.length for chunk in chunks]
     views = [arena.view(chunk.frame, chunk.length) for chunk in chunks]
-    runs = read_runs(lengths)
+    runs = read_runs(lengths, [chunk.wanted for chunk in chunks])
+    if not runs or runs[0].start:
+        runs.insert(0, range(0))  # the header alone
     with io.pages(1) as page:
         reads: list[DiskFuture[list[bytes]]] = []
-        at = offset
         for run in runs:
             targets = views[run.start : run.stop] if run.start else [page, *views[: run.stop]]
+            at = offset + (HEADER_BYTES + sum(lengths[: run.start]) if run.start else 0)
             reads.append(io.read(file, targets, at, partial(_digests, block.key, run, views)))
-            at += sum(len(target) for target in targets)
         try:
             header: Header | None = None
             for run, reading in zip(runs, reads, strict=True):
@@ -115,6 +116,8 @@ async def read_compressed(
         parse = partial(_checked, page, block, [chunk.length for chunk in chunks], salt)
         header = await io.read(file, [page], offset, parse)
     for number, (entry, chunk) in enumerate(zip(header.chunks, chunks, strict=True)):
+        if not chunk.wanted:
+            continue
         if entry.codec == CODEC_NONE:
             view = _view(arena, chunk)
             check = partial(check_stored, block.key, number, entry, view)
@@ -127,18 +130,20 @@ async def read_compressed(
         yield range(number, number + 1)
 
 
-def read_runs(lengths: Sequence[int]) -> list[range]:
-    """Chunks read together, in order: see WHOLE_BYTES_MAX and RUN_BYTES_MAX."""
-    if sum(lengths) <= WHOLE_BYTES_MAX:
-        return [range(len(lengths))]
-    runs = [range(1)]
-    start, run_bytes = 1, 0
-    for number in range(1, len(lengths)):
-        if run_bytes and run_bytes + lengths[number] > RUN_BYTES_MAX:
-            runs.append(range(start, number))
-            start, run_bytes = number, 0
-        run_bytes += lengths[number]
-    return [*runs, range(start, len(lengths))] if start < len(lengths) else runs
+def read_runs(lengths: Sequence[int], wanted: Sequence[bool]) -> list[range]:
+    """Wanted chunks read together, in order: see WHOLE_BYTES_MAX and RUN_BYTES_MAX."""
+    whole = sum(lengths) <= WHOLE_BYTES_MAX
+    runs: list[range] = []
+    run_bytes = 0
+    for number in [number for number, is_wanted in enumerate(wanted) if is_wanted]:
+        follows = bool(runs) and runs[-1].stop == number
+        if follows and (whole or (runs[-1].start and run_bytes + lengths[number] <= RUN_BYTES_MAX)):
+            runs[-1] = range(runs[-1].start, number + 1)
+            run_bytes += lengths[number]
+        else:
+            runs.append(range(number, number + 1))
+            run_bytes = lengths[number]
+    return runs
 
 
 def _view(arena: Arena, span: FrameSpan) -> memoryview:

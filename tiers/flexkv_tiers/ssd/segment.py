@@ -55,6 +55,7 @@ class Segment:
     state: SegmentState = SegmentState.FREE
     salt: bytes = b""
     sequence: int = FREE
+    written_until: int = FREE  # the log's sequence when it took its last record: none in it is younger
     next_page: int = 0  # where the next record goes; behind the last one when no more is taken
     live_pages: int = 0  # of records that are there or being written
     live_count: int = 0
@@ -74,7 +75,7 @@ class Segment:
         assert not self.readers
         assert not self.owed
         self.dead = DeadMap(layout.map_count)
-        self.salt, self.sequence = salt, sequence
+        self.salt, self.sequence, self.written_until = salt, sequence, sequence
         self.next_page = layout.first_page
         self.entries, self.slots, self.footer = {}, array("I"), FooterSize()
 

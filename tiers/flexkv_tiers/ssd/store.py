@@ -255,9 +255,9 @@ class SsdStore:
         raise TierFault(Fault.FULL, "others took the room every time some came free")
 
     async def _reclaim(self, first: int, paused: Sequence[bool]) -> bool:
-        """Wait until a directory, `first` before others, can open a segment; False when none of them will."""
-        count = len(self._cleaners)
-        for number in ((first + step) % count for step in range(count)):
+        """Wait until a directory, `first` and then older before younger, can open a segment; False if none will."""
+        others = sorted(range(len(self._cleaners)), key=self._log.oldest_sequence)
+        for number in sorted(others, key=lambda number: number != first):
             if paused[number]:
                 continue
             if self._log.only_active(number):

@@ -40,7 +40,7 @@ def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool, spared: 
     be lost, a segment that is worth emptying is, budget or not: else dead records would hold a full disk for good.
     """
     sealed = [each for each in log.disks[disk].segments if each.state is SegmentState.SEALED]
-    sealed.sort(key=lambda each: each.sequence)
+    sealed.sort(key=lambda each: (each.written_until, each.sequence))
     budget_pages = log.budget.left_bytes // PAGE_BYTES - log.room_pages // KEPT_SHARE
     affordable = []
     for each in sealed:
@@ -50,11 +50,20 @@ def choose_victim(log: Log, disk: int, *, urgent: bool, may_lose: bool, spared: 
             affordable.append(each)
     if affordable:
         return Victim(max(affordable, key=lambda each: _benefit(log, each)), may_lose=False)
-    if not urgent or not may_lose:
+    if not (urgent and may_lose and sealed):
         return None
+    middle = _middle_age(log)
     oldest = sealed[: max(1, min(OLDEST_COUNT_MAX, len(sealed) // OLDEST_SHARE))]
-    oldest = [each for each in oldest if each not in spared]
+    oldest = [each for each in oldest if each not in spared and (each.written_until <= middle or each is sealed[0])]
     return Victim(min(oldest, key=lambda each: _read_pages(log, each)), may_lose=True) if oldest else None
+
+
+def _middle_age(log: Log) -> int:
+    """Half of all sealed segments were written to after this: what is old in its directory may be young in the log."""
+    ages = sorted(
+        each.written_until for disk in log.disks for each in disk.segments if each.state is SegmentState.SEALED
+    )
+    return ages[len(ages) // OLDEST_SHARE]
 
 
 def _read_pages(log: Log, segment: Segment) -> int:

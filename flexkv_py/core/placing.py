@@ -1,0 +1,98 @@
+"""Requests that name keys, placed a bounded number of keys per event: no large one holds up what others ask.
+
+A new request's keys are first looked at in slices; sessions take turns, and each one's requests keep their
+order. A key that finds no room waits in the line of its kind, and lines are served in slices too. What a key
+needs, `loading` and `saving` say.
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core import loading, saving
+from flexkv_py.core.blocks import Rule
+from flexkv_py.core.messages import BlockCopy, LoadAsked, PrefetchAsked, SaveAsked, TicketKind, Tier
+from flexkv_py.core.recovery import index_of
+from flexkv_py.core.sessions import Session, Ticket
+from flexkv_py.core.state import State
+from flexkv_py.core.tickets import open_ticket, refuse, wait_for_room
+from flexkv_py.errors import ErrorCode
+
+
+def on_load(state: State, event: LoadAsked | PrefetchAsked) -> None:
+    """Open a ticket; its keys are looked at up to the first miss."""
+    session = state.sessions[event.session]
+    kind = TicketKind.LOAD if type(event) is LoadAsked else TicketKind.PREFETCH
+    _arrive(
+        state,
+        session,
+        Ticket(event.ticket, event.session, kind, event.keys, index_of(state, session), event.deadline_ns),
+    )
+
+
+def on_save(state: State, event: SaveAsked) -> None:
+    """Open a ticket; where room ends, its keys wait in order until the deadline."""
+    if event.ack is not Tier.DRAM and event.ack not in state.levels:
+        why = f"ack={event.ack.name.lower()}: this daemon has no such tier; configure it or ask for one it has"
+        refuse(state, event.session, 0, event.ticket, ErrorCode.TIER_UNAVAILABLE, why)
+        return
+    session = state.sessions[event.session]
+    index = index_of(state, session)
+    ticket = Ticket(event.ticket, event.session, TicketKind.SAVE, event.keys, index, event.deadline_ns)
+    ticket.parent, ticket.ack = event.parent, event.ack
+    if event.hints.skip_below or event.hints.high_priority:
+        ticket.rule = Rule.NEVER if event.hints.skip_below else Rule.ALWAYS
+    _arrive(state, session, ticket)
+
+
+def _arrive(state: State, session: Session, ticket: Ticket) -> None:
+    if open_ticket(state, ticket):
+        if not session.arrived:
+            state.arrivals.append(session)
+        session.arrived.append(ticket)
+
+
+def look_at_arrivals(state: State) -> None:
+    """Look at the next keys of those whose turn it is.
+
+    Order is kept within a save: a child stored without its parent could not be matched.
+    """
+    left = state.config.keys_per_event_max
+    while state.arrivals and left > 0:
+        session = state.arrivals.popleft()
+        ticket = session.arrived[0]
+        first, in_order = ticket.seen, ticket.kind is TicketKind.SAVE
+        place, copies = saving.place if in_order else loading.look, list[BlockCopy]()
+        end = first if ticket.over else min(first + left, len(ticket.keys))
+        for position in range(first, end):
+            if (in_order and ticket.waiting) or not place(state, ticket, position, copies):
+                wait_for_room(state, ticket, position)
+            if ticket.seen > position:  # the usable prefix of a load has ended
+                break
+        ticket.seen = max(ticket.seen, end)
+        left -= max(1, end - first)
+        loading.hand_out(state, ticket, copies)
+        if ticket.over or ticket.seen == len(ticket.keys):
+            session.arrived.popleft()
+        if session.arrived:
+            state.arrivals.append(session)
+
+
+def serve_line(state: State, kind: TicketKind) -> bool:
+    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left."""
+    line = state.lines[kind]
+    if not line:
+        return True
+    place = saving.place if kind is TicketKind.SAVE else loading.place
+    last, copies = line[0][0], list[BlockCopy]()
+    for _ in range(min(len(line), state.config.keys_per_event_max)):
+        ticket, position = line[0]
+        if ticket is not last:
+            loading.hand_out(state, last, copies)
+            last, copies = ticket, []
+        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
+            break
+        line.popleft()
+        ticket.waiting -= 1
+    else:
+        state.more = state.more or bool(line)
+    loading.hand_out(state, last, copies)
+    return not line

@@ -1,0 +1,271 @@
+"""The sparse policy: what leaves DRAM of running requests, and what comes back ahead of need.
+
+Coldest by heat leaves first. What comes back are *hunches*: other chunks of a block for which a step fails, what an
+idle request had when it takes steps again, neighbours, and chunks whose selections rise. Each kind of guess is judged
+by its own record and followed only while it pays (`hunches`). Where nothing is cold, what leaves is missed at once:
+then the bar is above what guesses reach, and the policy is an eviction order and nothing else.
+
+Pure; one per planner, which calls it through `RowPolicy`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from math import log2
+
+from flexkv_py.rows.heat import IDLE_HALF_LIVES, WEIGHTS, ColdOrder, Heat, Mark, StepClock
+from flexkv_py.rows.hunches import PAYS_MIN, Kind, Spot, Watch
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
+from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
+from flexkv_py.rows.sizes import HotSizes
+
+SIBLINGS_MAX = 8
+NEIGHBOURS_MAX = 4
+"""How far from a missing chunk others are thought of: in chunks of the block, in blocks."""
+
+RISING_LEVELS = 8
+"""Rising chunks are judged by how hot they are, in powers of two."""
+
+ABSENT_WEIGHT = 1.0
+"""Of a failed step, beside log(1 + n) of n selections."""
+
+OPEN_MAX = 8192
+"""Guesses that wait to be taken or are on their way; beyond that the oldest are given up unjudged."""
+
+GUESSES_PER_EVENT_MAX = 1024
+COLD_SHARE_MAX = 0.5
+"""Nothing is cold when more than this share of what leaves is missed within the horizon."""
+
+KEPT_HALF_LIVES = 0.5
+"""What came because of a guess stays for five steps, or it would go again before the step it came for."""
+
+FAVOUR = 8.0
+"""How much hotter than it is the favoured request counts, in half-lives: its chunks stay while there are others."""
+
+FAVOUR_HALF_LIVES = 4.0
+"""Then it is another's turn."""
+
+SPECULATION_MARGIN = 0.1
+"""By how much a guess must be likelier than that what leaves for it is missed."""
+
+
+class SparseRows:
+    """Heat per (request, block, chunk), the order in which they leave, and guesses at what is needed next."""
+
+    def __init__(self, *, guesses: bool = True) -> None:
+        """`guesses`: false: an order of eviction and nothing else, whose reads are demand."""
+        self._guesses = guesses
+        self._time = StepClock()
+        self._heats: dict[RequestId, Heat] = {}
+        self._numbers = 0
+        self._order = ColdOrder()
+        self._kinds: dict[tuple[Reason, int], Kind] = {}
+        self._open: OrderedDict[Spot, Kind] = OrderedDict()
+        self._urgent: deque[tuple[Heat, int, int]] = deque()
+        self._likely: deque[tuple[Heat, int, int]] = deque()
+        self._watch = Watch()
+        self._gone = Watch()
+        self._missed_again = Kind(None)
+        self._favoured: Heat | None = None
+        self._favoured_at = 0.0
+        self.sizes = HotSizes()
+        self.predicted: Counter[Reason] = Counter()
+        self.came_true: Counter[Reason] = Counter()
+
+    @property
+    def missed_share(self) -> float:
+        """Share of the chunks that left of late for which a step failed soon after."""
+        return self._missed_again.share
+
+    @property
+    def nothing_is_cold(self) -> bool:
+        """Whether whatever leaves is needed again at once: then nothing is brought back on mere likelihood."""
+        return self.missed_share > COLD_SHARE_MAX
+
+    def shares(self) -> dict[tuple[Reason, int], float]:
+        """How many of late were right, for each kind of guess that was ever made."""
+        return {name: kind.share for name, kind in self._kinds.items()}
+
+    # ------------------------------------------------------------ what it is told
+
+    def granted(self, place: Place, now_ns: int) -> None:
+        self._time.advance(now_ns)
+        heat = self._heat(place.request)
+        block, chunk = place.block, place.chunk
+        heat.reach(block, chunk)
+        floor = heat.clock(self._time.now) + log2(WEIGHTS[1])
+        heat.scores[chunk][block] = max(heat.scores[chunk][block], floor)
+        kind = self._open.pop((heat.number, block, chunk), None)
+        heat.marks[chunk][block] = Mark.KNOWN if kind is None else Mark.AHEAD
+        if kind is not None:
+            heat.ahead[block, chunk] = kind, heat.reports, self._time.now
+        self._order.add(heat, block, chunk)
+
+    def revoked(self, place: Place) -> None:
+        heat = self._heat(place.request)
+        block, chunk = place.block, place.chunk
+        heat.marks[chunk][block] = Mark.BELOW
+        kind, reports, _ = heat.ahead.pop((block, chunk), (None, 0, 0.0))
+        if kind is not None and heat.reports > reports:  # else whether it was selected is not known
+            kind.learn_from_what_came(right=False)
+        self._gone.begin((heat.number, block, chunk), self._missed_again, self._time.now)
+        if self._time.now - heat.alive_at > IDLE_HALF_LIVES / 2:
+            heat.left.append((block, chunk))
+
+    def reported(self, request: RequestId, entries: Iterable[HeatEntry], now_ns: int) -> None:
+        heat = self._alive(request, now_ns)
+        if heat.reports and not heat.resumed:
+            self._time.reported(now_ns - heat.reported_ns)
+        heat.reported_ns, heat.resumed = now_ns, False
+        clock = heat.clock(self._time.now)
+        bar = self._bar(Reason.RISING)
+        guesses = GUESSES_PER_EVENT_MAX
+        for block, chunk in heat.count(entries, clock):
+            if heat.marks[chunk][block] == Mark.AHEAD:
+                heat.marks[chunk][block] = Mark.KNOWN
+                self._came_true(heat.ahead.pop((block, chunk))[0])
+            elif guesses:
+                guesses -= 1
+                level = int(heat.scores[chunk][block] - clock)
+                self._guess(heat, block, chunk, self._kind(Reason.RISING, max(0, min(level, RISING_LEVELS))), bar)
+
+    def absent(self, request: RequestId, entries: Iterable[AbsentEntry], now_ns: int) -> None:
+        heat = self._alive(request, now_ns)
+        entries = list(entries)
+        for _, block, chunk in entries:
+            heat.touch(block, chunk, heat.clock(self._time.now), ABSENT_WEIGHT)
+            spot = heat.number, block, chunk
+            for watched in (self._watch.end(spot), self._gone.end(spot)):
+                if watched is not None:
+                    watched.learn(right=True)
+            came = self._open.pop(spot, None)
+            if came is not None:
+                self._came_true(came)
+        self._favour(heat)
+        for _, block, chunk in entries[:GUESSES_PER_EVENT_MAX]:
+            self._think_around(heat, block, chunk)
+
+    def resumed(self, request: RequestId, now_ns: int) -> None:
+        self._alive(request, now_ns)
+
+    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:  # noqa: ARG002 - by reports
+        for _, _, hits, misses in entries:
+            self.sizes.measured(request, hits, misses)
+
+    def detached(self, request: RequestId) -> None:
+        heat = self._heats.pop(request, None)
+        if heat is not None:
+            heat.end()
+        self.sizes.forget(request)
+
+    # ------------------------------------------------------------ what it says
+
+    def coldest(self, now_ns: int) -> Iterator[Place]:
+        self._time.advance(now_ns)
+        for heat, block, chunk in self._order.coldest():
+            if (
+                heat.marks[chunk][block] == Mark.AHEAD
+                and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES
+            ):
+                continue
+            yield Place(heat.request, block, chunk)
+
+    def ahead(self, now_ns: int) -> Iterator[Hunch]:
+        self._time.advance(now_ns)
+        for waiting in (self._urgent, self._likely):
+            while waiting:
+                heat, block, chunk = waiting.popleft()
+                kind = self._open.get((heat.number, block, chunk))
+                attached = self._heats.get(heat.request) is heat
+                if kind is not None and attached and heat.marks[chunk][block] == Mark.BELOW:
+                    assert kind.reason is not None
+                    yield Hunch(Place(heat.request, block, chunk), kind.reason)
+
+    # ------------------------------------------------------------ thinking
+
+    def _heat(self, request: RequestId) -> Heat:
+        heat = self._heats.get(request)
+        if heat is None:
+            self._numbers += 1
+            heat = self._heats[request] = Heat(self._numbers, request)
+            heat.alive_at = self._time.now
+        return heat
+
+    def _alive(self, request: RequestId, now_ns: int) -> Heat:
+        """The request takes steps. If it did not for a while, what left meanwhile is wanted back, the hottest first."""
+        self._time.advance(now_ns)
+        self._watch.expire(self._time.now)
+        self._gone.expire(self._time.now)
+        heat = self._heat(request)
+        silent = self._time.now - heat.alive_at
+        heat.alive_at = self._time.now
+        if silent > IDLE_HALF_LIVES:
+            heat.idled += silent
+            heat.resumed = True
+            kind, bar = self._kind(Reason.TURN, 0), self._bar(Reason.TURN)
+            for block, chunk in reversed(heat.left):
+                self._guess(heat, block, chunk, kind, bar)
+            heat.left.clear()
+        return heat
+
+    def _favour(self, heat: Heat) -> None:
+        """A step of this request fails. Where nothing is cold, let it keep what it has for some steps.
+
+        When the chunks of all do not fit, whatever goes is missed by a step that is being tried, and all requests fail
+        for each other's sake. One at a time is then spared (load control: P. J. Denning, "Working sets past and
+        present", IEEE Trans. Software Engineering 1980).
+        """
+        favoured, now = self._favoured, self._time.now
+        if favoured is not None and (not self.nothing_is_cold or now - self._favoured_at > FAVOUR_HALF_LIVES):
+            favoured.favour = 0.0
+            self._favoured = favoured = None
+        if favoured is None and self.nothing_is_cold:
+            heat.favour = FAVOUR
+            self._favoured, self._favoured_at = heat, now
+
+    def _think_around(self, heat: Heat, block: int, chunk: int) -> None:
+        """A step fails for this chunk: which others may it, or the next ones, fail for?"""
+        bar = self._bar(Reason.SIBLING)
+        for distance in range(1, min(SIBLINGS_MAX, len(heat.marks) - 1 - chunk) + 1):
+            self._guess(heat, block, chunk + distance, self._kind(Reason.SIBLING, distance), bar)
+        bar = self._bar(Reason.NEIGHBOUR)
+        for distance in range(1, NEIGHBOURS_MAX + 1):
+            for other in (block - distance, block + distance):
+                if heat.has(other, chunk):
+                    self._guess(heat, other, chunk, self._kind(Reason.NEIGHBOUR, distance), bar)
+
+    def _guess(self, heat: Heat, block: int, chunk: int, kind: Kind, bar: float) -> None:
+        """Follow the guess that this chunk is needed, or watch what comes of it; unless that was guessed already."""
+        spot = heat.number, block, chunk
+        if (
+            not self._guesses
+            or not heat.has(block, chunk)
+            or heat.marks[chunk][block] != Mark.BELOW
+            or spot in self._open
+        ):
+            return
+        if not kind.follow(bar):
+            if spot not in self._watch:
+                self._watch.begin(spot, kind, self._time.now)
+            return
+        assert kind.reason is not None
+        self.predicted[kind.reason] += 1
+        self._open[spot] = kind
+        (self._urgent if kind.urgent else self._likely).append((heat, block, chunk))
+        if len(self._open) > OPEN_MAX:
+            self._open.popitem(last=False)
+
+    def _bar(self, reason: Reason) -> float:
+        return PAYS_MIN if reason.urgent else max(PAYS_MIN, self.missed_share + SPECULATION_MARGIN)
+
+    def _kind(self, reason: Reason, distance: int) -> Kind:
+        kind = self._kinds.get((reason, distance))
+        if kind is None:
+            kind = self._kinds[reason, distance] = Kind(reason)
+        return kind
+
+    def _came_true(self, kind: Kind) -> None:
+        assert kind.reason is not None
+        self.came_true[kind.reason] += 1
+        kind.learn_from_what_came(right=True)

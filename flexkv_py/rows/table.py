@@ -1,0 +1,152 @@
+"""All running requests: by session and by name, what each may be told next, and what waits for room.
+
+Owns the limits of the row path and which session may attach what. Called by `core.rows`, which knows blocks and copies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from flexkv_py.errors import ErrorCode
+from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
+from flexkv_py.rows.messages import RequestAttached
+from flexkv_py.rows.policies import ROW_POLICIES
+from flexkv_py.rows.policy import Place, RequestId, RowPolicy
+
+HUNCHES_WAITING_MAX = 64
+"""So few that what waits for room is still needed when it gets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What the planner is told of the row path. Times in nanoseconds."""
+
+    policy: str = "lru"
+
+    requests_per_session_max: int = 1024
+    blocks_per_request_max: int = 65_536
+    ack_ns_max: int = 5_000_000_000
+    """A worker that does not acknowledge a revocation within this loses its session."""
+    replay_ns_max: int = 5_000_000_000
+    """What a failed step needs comes within this, or is refused."""
+    absent_replays_max: int = 8
+    """A step that fails more often in a row is refused."""
+    pinned_share_max: float = 0.5
+    """Of DRAM, for what one failed step needs."""
+
+
+class _OfRequest(Protocol):
+    @property
+    def request(self) -> int: ...
+
+
+EntryT = TypeVar("EntryT", bound=_OfRequest)
+
+
+def by_request(entries: Iterable[EntryT]) -> dict[int, list[EntryT]]:
+    """Entries of a report by the engine's number of their request."""
+    sorted_out: dict[int, list[EntryT]] = {}
+    for entry in entries:
+        sorted_out.setdefault(entry.request, []).append(entry)
+    return sorted_out
+
+
+@dataclass(slots=True, eq=False)
+class Want(Generic[CopyT, IndexT]):
+    """A block of which a failed step needs some chunks."""
+
+    request: Request[CopyT, IndexT]
+    position: int
+    reads: int = 0
+    """Promotions started for it."""
+
+
+class Requests(Generic[CopyT, IndexT]):
+    """See the module's docstring."""
+
+    def __init__(self, limits: RowLimits) -> None:
+        self.limits = limits
+        self.policy: RowPolicy = ROW_POLICIES[limits.policy]()
+        self.by_id: dict[RequestId, Request[CopyT, IndexT]] = {}
+        self.of_session: dict[int, dict[int, Request[CopyT, IndexT]]] = {}  # by the engine's number; until it is gone
+        self.changed: dict[Request[CopyT, IndexT], None] = {}  # there is something to tell
+        self.going: dict[CopyT, int] = {}  # chunks (mask) that leave DRAM as soon as nobody reads them
+        self.hunches: deque[Place] = deque(maxlen=HUNCHES_WAITING_MAX)  # to be brought back; older ones are given up
+        self.wants: deque[Want[CopyT, IndexT]] = deque()
+        self.short_pages = 0  # what was in vain asked of DRAM while the last event was handled
+        self._names: dict[tuple[IndexT, str | int, int], Request[CopyT, IndexT]] = {}
+        self._made = 0
+
+    def find(self, session: int, called: int) -> tuple[Request[CopyT, IndexT], Rank] | None:
+        """A request this session has attached, and its rank there."""
+        request = self.of_session.get(session, {}).get(called)
+        return None if request is None else (request, request.ranks[session])
+
+    def named(self, index: IndexT, owner: str | int, called: int) -> Request[CopyT, IndexT] | None:
+        """A request of an instance (or of a session that is alone), whichever rank attached it."""
+        return self._names.get((index, owner, called))
+
+    def refusal(self, request: Request[CopyT, IndexT] | None, event: RequestAttached) -> tuple[ErrorCode, str] | None:
+        """Why this may not be attached, in a code and a sentence; None when it may."""
+        limits, mine = self.limits, self.of_session.get(event.session, {})
+        rank = None if request is None else request.ranks.get(event.session)
+        if rank is None and len(mine) >= limits.requests_per_session_max:
+            why = f"this session has {len(mine)} requests attached (requests_per_session_max): detach some first"
+            return ErrorCode.LIMIT_EXCEEDED, why
+        count = event.first + len(event.keys)
+        if count > limits.blocks_per_request_max:
+            why = f"{count} blocks are more than a request may have (blocks_per_request_max): raise it"
+            return ErrorCode.LIMIT_EXCEEDED, why
+        attached = 0 if rank is None else rank.attached
+        if event.first > attached:
+            why = f"first = {event.first} leaves a hole: this session has attached {attached} blocks, go on from there"
+            return ErrorCode.BAD_ARGUMENT, why
+        if request is None:
+            return None
+        known = request.keys[event.first :]
+        if known[: len(event.keys)] != event.keys[: len(known)]:
+            why = f"request {event.request} has other keys there: detach it, or give new requests new numbers"
+            return ErrorCode.BAD_ARGUMENT, why
+        twice = next((key for key in event.keys[len(known) :] if key in request.positions), None)
+        if twice is not None:
+            why = f"key {twice.hex()} is attached already as block {request.positions[twice]}: it has one place"
+            return ErrorCode.DUPLICATE_KEY, why
+        return None
+
+    def join(self, index: IndexT, owner: str | int, event: RequestAttached) -> tuple[Request[CopyT, IndexT], Rank]:
+        """The request and this session's rank in it, made where there is none yet."""
+        name = (index, owner, event.request)
+        request = self._names.get(name)
+        if request is None:
+            self._made += 1
+            request = self._names[name] = Request(RequestId(self._made), index, owner, event.request)
+            self.by_id[request.id] = request
+        rank = request.ranks.get(event.session)
+        if rank is None:
+            rank = request.join(event.session)
+            self.of_session.setdefault(event.session, {})[event.request] = request
+        return request, rank
+
+    def settle_going(self, copy: CopyT, chunks: int) -> None:
+        """These chunks (mask) are not on their way out any more: they have left, or stay after all."""
+        left = self.going.pop(copy, 0) & ~chunks
+        if left:
+            self.going[copy] = left
+
+    def leave(self, request: Request[CopyT, IndexT], rank: Rank) -> list[CopyT]:
+        """A rank reads nothing of the request any more; returns the copies that nobody of it holds now."""
+        mine = self.of_session[rank.session]
+        del mine[request.called]
+        if not mine:
+            del self.of_session[rank.session]
+        freed = request.leave(rank)
+        if not request.ranks:
+            del self.by_id[request.id]
+            del self._names[request.index, request.owner, request.called]
+            self.changed.pop(request, None)
+        if not request.live:
+            self.policy.detached(request.id)
+        return freed

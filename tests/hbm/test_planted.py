@@ -1,0 +1,61 @@
+"""Bugs planted in the row path of a worker: the turnover must catch each, or it shows nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexkv_tiers.hbm.newest import NewestBlocks
+from flexkv_tiers.hbm.pages import PagePool
+from flexkv_tiers.hbm.resident import ResidentPages
+from flexkv_tiers.hbm.steps import StepTables
+from tests.hbm.test_turnover import KINDS, Turnover
+
+
+def reuse_a_page_under_its_copy(monkeypatch):
+    def give_back(self, page):
+        self._free.append(page)
+
+    def copy_ended(self, page):
+        self._copies[page] -= 1
+        if not self._copies[page]:
+            del self._copies[page]
+
+    monkeypatch.setattr(PagePool, "give_back", give_back)
+    monkeypatch.setattr(PagePool, "copy_ended", copy_ended)
+    monkeypatch.setattr(PagePool, "check", lambda *_: None)  # only the bytes may tell
+
+
+def save_what_is_not_accepted(monkeypatch):
+    monkeypatch.setattr(NewestBlocks, "full_blocks", property(lambda self: (self.length + 3) // 8))
+
+
+def believe_a_step_that_broke_off(monkeypatch):
+    monkeypatch.setattr(StepTables, "forget_resident", lambda *_: None)
+
+
+def read_pages_that_were_given_up(monkeypatch):
+    monkeypatch.setattr(ResidentPages, "leave", lambda *_: None)
+    monkeypatch.setattr(StepTables, "check", lambda *_: None)
+
+
+def take_newest_rows_for_slots(monkeypatch):
+    monkeypatch.setattr(StepTables, "end", lambda self: self.requests.batch.fill_(0))
+
+
+PLANTS = [
+    (reuse_a_page_under_its_copy, "tokens", 2),
+    (save_what_is_not_accepted, "tokens", 5),
+    (believe_a_step_that_broke_off, "speculation", 2),
+    (read_pages_that_were_given_up, "tokens", 4),
+    (take_newest_rows_for_slots, "compressed", 2),
+]
+"""Each with a run that is known to meet it early."""
+
+
+@pytest.mark.parametrize(("plant", "kind", "seed"), PLANTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_is_caught(plant, kind, seed, monkeypatch):
+    """With the bug planted a row comes back that is not its text's."""
+    plant(monkeypatch)
+    turnover = Turnover(seed, **KINDS[kind])
+    with pytest.raises(AssertionError, match="a wrong row"):
+        turnover.run(150)

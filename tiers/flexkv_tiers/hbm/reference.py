@@ -1,0 +1,189 @@
+"""The step of the row path in plain torch: the CPU path, and the oracle the kernels must equal bit for bit.
+
+Owns the semantics (docs/row-path.md states them in words). The step is that of HiSparse (SGLang 0.5.23),
+with duplicates loaded once, every output cell written, and absent rows refused. Called by `steps` on CPU
+and by tests; `gather` has the same three functions for a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+
+from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_tiers.hbm.shape import GroupShape
+from flexkv_tiers.hbm.tables import ABSENTS, EMPTY, HITS, MISSES, REFUSED, GroupTables, RequestTables
+
+
+@dataclass(slots=True)
+class _Window:
+    """What of one request may be selected: ids below `visible`, of which those from `first` on are newest."""
+
+    first: int
+    visible: int
+    fits: bool  # every row is its own slot
+
+
+def plan(requests: RequestTables, group: GroupTables, topk: torch.Tensor) -> None:
+    """Decide one step of one group: `topk` int32 [batch_max, Q, K] ids, EMPTY = padding, to `group.slots`.
+
+    Also fills the miss list, and for requests whose rows are all there updates residency, order, heat and
+    counters. A request with an absent row, or an id it has not, loses its `ok` and changes nothing else.
+    """
+    group.slots.fill_(EMPTY)
+    group.newest_slot.fill_(EMPTY)
+    group.miss_count.fill_(0)
+    for row in range(int(requests.batch)):
+        request = int(requests.request[row])
+        if requests.ok[request]:
+            _plan_request(requests, group, topk[row].reshape(-1).long(), row, request)
+
+
+def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) -> None:
+    """Bring the planned misses of one layer (index within the group) and plane into the hot buffer."""
+    shape, moving = group.shape, group.shape.planes[plane]
+    segments, words = requests.segments, moving.slot_bytes // 8
+    units, batch = int(segments.units), int(requests.batch)
+    rows = group.rows[plane][layer].view(torch.int64).view(-1, words)
+    missed = np.arange(shape.picks) < group.miss_count[:batch, None].numpy()
+    frames, ids, slots = (
+        column[:batch].numpy()[missed].astype(np.int64) for column in (group.miss_frame, group.miss_id, group.miss_slot)
+    )
+    starts = frames % units * ALIGN_BYTES + moving.offsets[layer] + ids % shape.ids_per_block * moving.slot_bytes
+    for segment in np.unique(frames // units):
+        here = np.flatnonzero(frames // units == segment)
+        loaded = sliding_window_view(segments.views[segment], words)[starts[here] // 8]
+        rows[torch.from_numpy(slots[here])] = torch.from_numpy(loaded)
+
+
+def commit(requests: RequestTables) -> None:
+    """After verification: each request that is ok is `accepted` tokens longer. Once per step, for all groups."""
+    batch = int(requests.batch)
+    chosen = requests.request[:batch].long()
+    kept = requests.accepted[:batch] * (requests.ok[chosen] != 0)
+    requests.length[chosen] += kept
+
+
+def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor, row: int, request: int) -> None:
+    shape = group.shape
+    _bind_written(requests, group, request)
+    window = _window(requests, shape, request)
+    if bool((ids == EMPTY).all()) and not _overflows(shape, window):  # all of it lies in HBM pages
+        _place_newest(requests, group, window, row, request)
+        return
+    saved = (ids >= 0) & (ids < window.first)
+    newest = (ids >= window.first) & (ids < window.visible)
+    refused = int(((ids < EMPTY) | (ids >= window.visible)).sum()) + _overflows(shape, window)
+    selected, inverse = _by_first_occurrence(ids[saved])
+    slot = _resident_slots(group, selected, request, window)
+    missed = slot < 0
+    missing = selected[missed]
+    frames = group.page_table[request, missing // shape.ids_per_block]
+    absent = missing[frames < 0]
+    if refused or len(absent):
+        _refuse(requests, group, absent, refused, request)
+        return
+    slot[missed] = missing if window.fits else _replace(group, request, slot[~missed], len(missing))
+    group.slot_position[request, slot[missed]] = missing.int()
+    base, count = request * shape.width, len(missing)
+    group.miss_count[row] = count
+    group.miss_id[row, :count] = missing.int()
+    group.miss_slot[row, :count] = (base + slot[missed]).int()
+    group.miss_frame[row, :count] = frames
+    out = torch.full_like(ids, EMPTY)
+    out[saved] = base + slot[inverse]
+    out[newest] = base + _newest_slot(shape, window, ids[newest])
+    group.slots[row] = out.view(shape.limits.queries, shape.selected).int()
+    _place_newest(requests, group, window, row, request)
+    _count(group, request, selected, count)
+
+
+def _window(requests: RequestTables, shape: GroupShape, request: int) -> _Window:
+    length = int(requests.length[request])
+    first = shape.whole_ids(min(length, int(requests.newest_first[request])))
+    visible = min(shape.visible_ids(length + shape.limits.queries), shape.ids_max)
+    return _Window(first, visible, visible <= shape.slots)
+
+
+def _overflows(shape: GroupShape, window: _Window) -> bool:
+    """More rows are in no saved page than there are newest slots: two would share one."""
+    return not window.fits and window.visible - window.first > shape.newest
+
+
+def _by_first_occurrence(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distinct ids in order of their first occurrence, and for each of `ids` its place among them."""
+    distinct, inverse = torch.unique(ids, return_inverse=True)
+    first = torch.full_like(distinct, len(ids))
+    first.scatter_reduce_(0, inverse, torch.arange(len(ids)), "amin")
+    turn = first.argsort()
+    place = torch.empty_like(turn)
+    place[turn] = torch.arange(len(turn))
+    return distinct[turn], place[inverse]
+
+
+def _resident_slots(group: GroupTables, selected: torch.Tensor, request: int, window: _Window) -> torch.Tensor:
+    """The slot of each selected id, EMPTY where its rows are not in the hot buffer."""
+    position = group.slot_position[request].long()
+    if window.fits:
+        return torch.where(position[selected] == selected, selected, EMPTY)
+    held, slots = position.sort()
+    at = torch.searchsorted(held, selected).clamp_(max=len(held) - 1)
+    return torch.where(held[at] == selected, slots[at], EMPTY)
+
+
+def _bind_written(requests: RequestTables, group: GroupTables, request: int) -> None:
+    """Rows that the last step wrote to their own slots, and verification kept, are resident from now on.
+
+    This ends the step before, so it holds even if the step that begins here is refused.
+    """
+    shape, queries = group.shape, group.shape.limits.queries
+    length, planned = int(requests.length[request]), int(group.planned_length[request])
+    if planned >= 0 and shape.visible_ids(planned + queries) <= shape.slots:
+        end = shape.whole_ids(min(length, planned + queries))
+        written = torch.arange(shape.whole_ids(planned), end, dtype=torch.int32)
+        group.slot_position[request, written.long()] = written
+    group.planned_length[request] = length
+
+
+def _replace(group: GroupTables, request: int, hits: torch.Tensor, misses: int) -> torch.Tensor:
+    """Move the order on; the m-th miss takes the m-th oldest unused slot: these slots are returned."""
+    order = group.order[request].long()
+    used = torch.zeros(len(order), dtype=torch.bool)
+    used[hits] = True
+    hit = used[order]
+    unused = order[~hit]
+    victims, stale = unused[:misses], unused[misses:]
+    group.order[request] = torch.cat((stale, victims, order[hit])).short()
+    return victims
+
+
+def _newest_slot(shape: GroupShape, window: _Window, ids: torch.Tensor) -> torch.Tensor:
+    return ids if window.fits else shape.slots + ids % shape.newest
+
+
+def _place_newest(requests: RequestTables, group: GroupTables, window: _Window, row: int, request: int) -> None:
+    """Where the step's own tokens write their rows; EMPTY for a compressed row that is not complete yet."""
+    shape = group.shape
+    tokens = int(requests.length[request]) + torch.arange(shape.limits.queries)
+    ids = tokens // shape.tokens_per_id
+    slots = request * shape.width + _newest_slot(shape, window, ids)
+    group.newest_slot[row] = torch.where(ids < window.visible, slots, EMPTY).int()
+
+
+def _count(group: GroupTables, request: int, selected: torch.Tensor, misses: int) -> None:
+    blocks = selected // group.shape.ids_per_block
+    group.heat[request].index_add_(0, blocks, torch.ones(len(blocks), dtype=torch.int32))
+    group.counters[request, HITS] += len(selected) - misses
+    group.counters[request, MISSES] += misses
+
+
+def _refuse(requests: RequestTables, group: GroupTables, absent: torch.Tensor, refused: int, request: int) -> None:
+    requests.ok[request] = 0
+    requests.absent_group[request] = group.shape.group
+    requests.absent_count[request] = len(absent)
+    requests.absent_ids[request, : len(absent)] = absent.int()
+    group.counters[request, ABSENTS] += len(absent)
+    group.counters[request, REFUSED] += refused

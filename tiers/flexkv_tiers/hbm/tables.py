@@ -1,0 +1,184 @@
+"""Every tensor the row path keeps, preallocated: a captured graph may rely on the addresses.
+
+Owns allocation and what an empty request looks like; decides nothing. `reference` and `gather` change the
+contents in a step, `steps` between them. docs/row-path.md says what each tensor means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_tiers.hbm.shape import COUNTERS, GroupShape, TableLimits
+
+EMPTY = -1
+"""In a table: no row in this slot, no frame of this block. In a selection or an output: padding."""
+
+UNMANAGED = torch.iinfo(torch.int32).max
+"""In `newest_first`: rows are in DRAM one step after they were written, nothing older is kept in HBM."""
+
+HITS, MISSES, ABSENTS, REFUSED = range(COUNTERS)
+SEGMENTS_MAX = 4096
+
+Allocate = Callable[[tuple[int, int]], torch.Tensor]
+"""Makes the uint8 tensor [slots, slot_bytes] of one layer and plane: in memory a daemon can open, if it is to."""
+
+
+class Segments:
+    """Where the arena's segments lie, for kernels at a fixed address: contents change, tensors do not.
+
+    `bases` is int64 [SEGMENTS_MAX], the address of each segment as the device sees it; `units` int32 [1],
+    frame numbers per segment (a frame number counts 4 KiB pages of the arena from its start).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.bases = torch.zeros(SEGMENTS_MAX, dtype=torch.int64, device=device)
+        self.units = torch.ones(1, dtype=torch.int32, device=device)
+        self.views: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        """The same segments as 8-byte words, for the reference; empty where only a device reads them."""
+
+    def map(self, buffers: Sequence[memoryview | bytearray | np.ndarray], segment_bytes: int) -> None:
+        """Use these mapped segments; they may be read-only and must stay mapped. Host memory only."""
+        self.views = [np.frombuffer(buffer, dtype=np.int64, count=segment_bytes // 8) for buffer in buffers]
+        self.point([view.ctypes.data for view in self.views], segment_bytes)
+
+    def point(self, addresses: Sequence[int], segment_bytes: int) -> None:
+        """Use segments at these addresses of the device."""
+        if len(addresses) > SEGMENTS_MAX or segment_bytes % ALIGN_BYTES:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"{len(addresses)} segments of {segment_bytes} bytes: use at most {SEGMENTS_MAX}, of whole 4 KiB pages",
+            )
+        self.bases[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
+        self.units.fill_(segment_bytes // ALIGN_BYTES)
+
+
+class RequestTables:
+    """What all groups of a worker share: the batch of this step, and the state of each attached request.
+
+    Of the batch, int32: `batch` [1] real rows; `request` [batch_max] which table row each is; `accepted`
+    [batch_max] tokens that verification kept. Of requests, int32 [requests_max]: `length` tokens whose
+    rows are valid; `newest_first` first token in no saved page; `ok`; `absent_group` the group that met an
+    absent row this step (EMPTY: none) and `absent_count` of `absent_ids` [requests_max, picks] it named.
+    """
+
+    def __init__(self, limits: TableLimits, picks: int, device: torch.device) -> None:
+        self.limits, self.device = limits, device
+        self.segments = Segments(device)
+        self.batch = _full((1,), 0, device)
+        self.request = _full((limits.batch_max,), 0, device)
+        self.accepted = _full((limits.batch_max,), 0, device)
+        self.length = _full((limits.requests_max,), 0, device)
+        self.newest_first = _full((limits.requests_max,), UNMANAGED, device)
+        self.ok = _full((limits.requests_max,), 0, device)
+        self.absent_group = _full((limits.requests_max,), EMPTY, device)
+        self.absent_count = _full((limits.requests_max,), 0, device)
+        self.absent_ids = _full((limits.requests_max, picks), EMPTY, device)
+
+    def open(self, request: int, length: int) -> None:
+        """Table row `request` now belongs to a request whose first `length` tokens have rows."""
+        self.length[request] = length
+        self.newest_first[request] = UNMANAGED
+        self.rearm(request)
+
+    def rearm(self, request: int) -> None:
+        """The request takes part in steps again after an absent row."""
+        self.ok[request] = 1
+        self.absent_group[request] = EMPTY
+        self.absent_count[request] = 0
+
+    def close(self, request: int) -> None:
+        """The request is padding from now on."""
+        self.ok[request] = 0
+        self.length[request] = 0
+
+
+class GroupTables:
+    """State and outputs of one layer group.
+
+    Per request: `slot_position` int32 [requests_max, H], the id whose rows a slot holds or EMPTY; `order`
+    int16 [requests_max, H], slots from least to most recently used; `page_table` int32 [requests_max,
+    blocks_max], the frame with this group's chunk of each block or EMPTY (one tensor for all groups of a
+    chunk); `planned_length` int32 [requests_max], the length at the last step that was applied or EMPTY;
+    `heat` int32 [requests_max, blocks_max], distinct ids selected per block; `counters` int32
+    [requests_max, 4]. Of the step: `slots` int32 [batch_max, Q, K], the output; `newest_slot` int32
+    [batch_max, Q], where the rows of the step's own tokens belong; the miss list, `miss_count` int32
+    [batch_max] and `miss_id`, `miss_slot`, `miss_frame` int32 [batch_max, Q·K]. `rows[plane][layer]` is
+    uint8 [requests_max, H + newest, slot_bytes]. Slot numbers in outputs count over all requests. `all_rows`
+    are the same tensors flat, [slots, slot_bytes], with `page_count` pages of `ids_per_block` slots behind.
+    """
+
+    def __init__(
+        self,
+        shape: GroupShape,
+        device: torch.device,
+        page_table: torch.Tensor | None = None,
+        page_count: int = 0,
+        allocate: Allocate | None = None,
+    ) -> None:
+        self.shape = shape
+        requests, batch, blocks = shape.limits.requests_max, shape.limits.batch_max, shape.limits.blocks_max
+        self.slot_position = _full((requests, shape.slots), EMPTY, device)
+        self.order = torch.arange(shape.slots, dtype=torch.int16, device=device).repeat(requests, 1)
+        self.page_table = page_table if page_table is not None else _full((requests, blocks), EMPTY, device)
+        self.planned_length = _full((requests,), EMPTY, device)
+        self.heat = _full((requests, blocks), 0, device)
+        self.counters = _full((requests, COUNTERS), 0, device)
+        self.slots = _full((batch, shape.limits.queries, shape.selected), EMPTY, device)
+        self.newest_slot = _full((batch, shape.limits.queries), EMPTY, device)
+        self.miss_count = _full((batch,), 0, device)
+        self.miss_id = _full((batch, shape.picks), EMPTY, device)
+        self.miss_slot = _full((batch, shape.picks), EMPTY, device)
+        self.miss_frame = _full((batch, shape.picks), EMPTY, device)
+        hot = requests * shape.width
+        slots = hot + page_count * shape.ids_per_block
+        make = allocate or (lambda size: torch.zeros(size, dtype=torch.uint8, device=device))
+        self.all_rows = tuple(tuple(make((slots, plane.slot_bytes)) for _ in shape.layers) for plane in shape.planes)
+        self.rows = tuple(
+            tuple(rows[:hot].view(requests, shape.width, -1) for rows in layers) for layers in self.all_rows
+        )
+
+    def open(self, request: int) -> None:
+        """Table row `request` begins empty: no row resident, no page granted, nothing counted."""
+        self.slot_position[request] = EMPTY
+        self.order[request] = torch.arange(self.shape.slots, dtype=torch.int16)
+        self.page_table[request] = EMPTY
+        self.planned_length[request] = EMPTY
+        self.heat[request] = 0
+        self.counters[request] = 0
+
+    def settle(self, request: int, first: int, end: int) -> None:
+        """Copy the rows of ids `first` … `end` - 1 from their own slots to the newest slots.
+
+        For rows that are in no saved page yet, once, before the first step in which the request no longer
+        fits into its slots: from then on a step looks for them there.
+        """
+        ids = torch.arange(first, min(end, self.shape.slots), device=self.order.device)
+        for layers in self.rows:
+            for rows in layers:
+                rows[request, self.shape.slots + ids % self.shape.newest] = rows[request, ids]
+
+
+class RowSteps(Protocol):
+    """The step of the row path: `reference` on a CPU, `gather.Kernels` on a device, equal bit for bit."""
+
+    def plan(self, requests: RequestTables, group: GroupTables, topk: torch.Tensor) -> None:
+        """Decide one step of one group: `topk` int32 [batch_max, Q, K] ids, EMPTY = padding, to `group.slots`."""
+        ...
+
+    def copy(self, requests: RequestTables, group: GroupTables, layer: int, plane: int) -> None:
+        """Bring the planned misses of one layer (index within the group) and plane into the hot buffer."""
+        ...
+
+    def commit(self, requests: RequestTables) -> None:
+        """After verification: each request that is ok is `accepted` tokens longer. Once per step, for all groups."""
+        ...
+
+
+def _full(size: tuple[int, ...], value: int, device: torch.device) -> torch.Tensor:
+    return torch.full(size, value, dtype=torch.int32, device=device)
