@@ -326,7 +326,7 @@ def test_an_object_met_again_while_its_namespace_is_reset_is_dropped_again(bench
 
 
 def test_a_child_that_is_saved_before_its_parent_is_not_the_first_victim(benches):
-    """Copies of one save end in any order: a child acknowledged at ssd while its parent is still copied is no orphan."""
+    """Copies of one save end in any order: a child acknowledged while its parent is still copied is no orphan."""
     bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=9 * RECORD_BYTES, policy="lru", dram_segments=16)
     old, new = chain(6, "old"), chain(2, "new")
     bench.save(old, ack=Tier.SSD)
