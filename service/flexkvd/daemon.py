@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from flexkv_tiers.base import TierFault
 from flexkvd import socket_file, startup
 from flexkvd.config import ApiTable, Config, read_token
 from flexkvd.parts import Parts, make_parts
+from flexkvd.recorder.dumps import Dumps
 from flexkvd.tickets import Ticket
 from flexkvd.toml_tables import bad_config
 
@@ -46,7 +48,9 @@ async def serve(config: Config) -> int:
     async with AsyncExitStack() as stack:
         parts = await make_parts(config, stack)
         log.info("serves workers on %s", config.daemon.socket)
-        return await Daemon(config, parts, stop).run()
+        daemon = Daemon(config, parts, stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, daemon.dumps.on_signal)
+        return await daemon.run()
 
 
 class Stop:
@@ -77,6 +81,7 @@ class Daemon:
         from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
 
         self.operator = Operator(parts)
+        self.dumps = Dumps(parts.recorder, _dump_directory(config), config.recorder.dumps_max)
         self._config = config
         self._parts = parts
         self._loop = asyncio.get_running_loop()
@@ -168,6 +173,9 @@ class Daemon:
             self._parts.engine.fail(error)
 
     def _broken(self) -> None:
+        failure = self._parts.engine.failure
+        self._parts.faults.note("bug", detail=repr(failure))
+        self.dumps.on_bug(failure)
         self._fail(RuntimeError("the engine met a bug"))
 
     def _fail(self, failure: BaseException) -> None:
@@ -212,6 +220,11 @@ class Daemon:
                 self._failure = self._failure or error
                 log.error("a tier did not close: %s", error, exc_info=error)
         log.info("stopped")
+
+
+def _dump_directory(config: Config) -> Path | None:
+    named = config.recorder.directory or config.daemon.state_directory
+    return Path(named) if named else None
 
 
 def _is_bug(error: BaseException) -> bool:

@@ -27,10 +27,12 @@ from flexkvd.config import Config, read_token
 from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
+from flexkvd.faults import FaultLog
 from flexkvd.frame_check import check_frames
 from flexkvd.lag import LagProbe
-from flexkvd.planning import planner_config
+from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
+from flexkvd.recorder.ring import Recorder
 from flexkvd.requests import Requests
 from flexkvd.reset_log import ResetLog
 from flexkvd.resets import Resets
@@ -60,6 +62,8 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    faults: FaultLog
+    recorder: Recorder
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -73,18 +77,22 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told)
+    planner = make_planner(told)
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
+    faults, recorder = FaultLog(loop.time), Recorder(planner, config.recorder.bytes, clock_ns)
+    stack.callback(recorder.close)
+    if config.recorder.bytes:
+        engine.on_event = recorder.note
     codecs = Codecs.make(config, arena)
     stack.push_async_callback(codecs.close)
     await codecs.start()
     readiness = Readiness()
-    stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
+    stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
-    executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
+    executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
     shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
@@ -95,10 +103,25 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
+    segment_bytes = config.dram.segment_bytes
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
     stack.callback(server.close)
     return Parts(
-        boot, planner, engine, sessions, executor, server, arena, devices, stores, readiness, resets, row_path, lag
+        boot,
+        planner,
+        engine,
+        sessions,
+        executor,
+        server,
+        arena,
+        devices,
+        stores,
+        readiness,
+        resets,
+        row_path,
+        lag,
+        faults,
+        recorder,
     )
 
 
@@ -115,10 +138,14 @@ def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[
 
 
 async def _make_stores(
-    config: Config, arena: Arena, codecs: Codecs, engine: Engine, readiness: Readiness, stack: AsyncExitStack
+    config: Config,
+    arena: Arena,
+    codecs: Codecs,
+    listen: Callable[[Tier], StoreEvents],
+    stack: AsyncExitStack,
 ) -> Stores:
     """The tiers below DRAM; the directories of the SSD tier are locked."""
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
+    stores = make_stores(config, arena, codecs, listen)
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
+from flexkv_py.core.planner import Planner
 from flexkv_py.rows.table import RowLimits
 from flexkvd.config import Config, RowPathTable
 from flexkvd.tier_tables import SsdTable
+
+
+def make_planner(told: PlannerConfig) -> Planner:
+    """The planner as the daemon runs it, and as a recording of it is replayed."""
+    return Planner(told)
 
 
 def planner_config(config: Config) -> PlannerConfig:

@@ -17,6 +17,7 @@ from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Event, StoryEvent
 from flexkv_py.core.planner import Planner
 from flexkv_py.keys import KEY_BYTES, BlockKey
+from flexkvd.planning import make_planner
 from flexkvd.recorder.digest import digest_of, witness_of
 from flexkvd.recorder.events import EventReader, bad_recording
 from flexkvd.recorder.file import Recording, decompress
@@ -59,7 +60,7 @@ def replay(
     recording: Recording,
     until: int = 0,
     on_event: Callable[[int, Event], None] = lambda _number, _event: None,
-    make: Callable[[PlannerConfig], Planner] = Planner,
+    make: Callable[[PlannerConfig], Planner] = make_planner,
 ) -> Replayed:
     """Play it, up to event `until` unless that is 0; `on_event` is told of each before the planner `make` made is.
 
@@ -107,7 +108,7 @@ def read_records(recording: Recording, planner: Planner) -> Iterator[tuple[int, 
             number += not isinstance(record, bytes)
 
 
-def planner_of(recording: Recording, make: Callable[[PlannerConfig], Planner] = Planner) -> Planner:
+def planner_of(recording: Recording, make: Callable[[PlannerConfig], Planner] = make_planner) -> Planner:
     """A fresh planner, made as the recorded one was. Raises BAD_RECORDING."""
     known = {field.name for field in fields(PlannerConfig)}
     if unknown := sorted(recording.config.keys() - known):
@@ -118,7 +119,9 @@ def planner_of(recording: Recording, make: Callable[[PlannerConfig], Planner] = 
     try:
         return make(msgspec.convert(recording.config, PlannerConfig))
     except (msgspec.MsgspecError, AssertionError, KeyError) as error:
-        raise bad_recording(f"the recorded planner cannot be made here ({error}): use the version that wrote it") from error
+        raise bad_recording(
+            f"the recorded planner cannot be made here ({error}): use the version that wrote it"
+        ) from error
 
 
 def words_of(error: BaseException) -> str:

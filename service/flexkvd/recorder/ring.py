@@ -53,9 +53,7 @@ class _Sealed:
 class Recorder:
     """See the module's docstring. `capacity_bytes` 0: nothing is recorded."""
 
-    def __init__(
-        self, planner: Planner, capacity_bytes: int, clock_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+    def __init__(self, planner: Planner, capacity_bytes: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.capacity_bytes = capacity_bytes
         self.dumps = 0
         self._planner = planner
