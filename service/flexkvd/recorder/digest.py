@@ -1,4 +1,4 @@
-"""Whether two planners are in one state: a digest of everything a state holds, and a witness that costs next to nothing.
+"""Whether two planners are in one state: a digest of all that a state holds, and a witness that costs next to nothing.
 
 The digest walks whatever can be reached from the state, so what a new part keeps there counts without a line here. An
 object is known by the order in which the walk meets it, never by its address; what has an order (eviction orders,
@@ -15,10 +15,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import cache
+from functools import partial
 from itertools import count
 from operator import attrgetter
 from struct import Struct
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import msgspec
@@ -79,7 +80,12 @@ class _Walk:
     def plain(self, value: Any) -> Any:
         """The value, in words msgpack knows."""
         kind = type(value)
-        return value if kind in _ATOMS else (_WORDS.get(kind) or _words_for(kind))(self, value)
+        if kind in _ATOMS:
+            return value
+        words = _WORDS.get(kind)
+        if words is None:
+            words = _WORDS[kind] = _words_for(kind)
+        return words(self, value)
 
 
 def _sequence(walk: _Walk, value: Any) -> Any:
@@ -117,10 +123,15 @@ _WORDS: dict[type, _Words] = {
     array: lambda _, value: (value.typecode, value.tobytes()),
     count: lambda _, value: repr(value),
     Struct: lambda _, value: value.format,
+    FunctionType: lambda _, value: value.__qualname__,
+    BuiltinFunctionType: lambda _, value: value.__qualname__,
+    MethodType: lambda walk, value: (value.__func__.__qualname__, walk.plain(value.__self__)),
+    partial: lambda walk, value: [*map(walk.plain, (value.func, value.args, value.keywords))],
 }
+"""How each type is put, those that were met besides."""
+_SLOTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 
 
-@cache
 def _words_for(kind: type) -> _Words:
     """How values of a type that is not in the table are put."""
     if issubclass(kind, Enum):
@@ -129,22 +140,19 @@ def _words_for(kind: type) -> _Words:
         return _sequence
     if issubclass(kind, dict):
         return _mapping
-    if issubclass(kind, Callable):  # type: ignore[arg-type]
-        return lambda _, value: "called"
-    return _fields if _is_frozen(kind) else _entity
-
-
-def _is_frozen(kind: type) -> bool:
-    return dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined,no-any-return]
+    frozen = dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return _fields if frozen else _entity
 
 
 def _values_of(value: Any) -> Iterator[Any]:
     """All attributes: those of slots by class, the base first, then the others as they were set."""
-    yield from _slots_of(type(value))(value)
+    kind = type(value)
+    if kind not in _SLOTS:
+        _SLOTS[kind] = _slots_of(kind)
+    yield from _SLOTS[kind](value)
     yield from getattr(value, "__dict__", {}).values()
 
 
-@cache
 def _slots_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
     names = [name for base in reversed(kind.__mro__) for name in base.__dict__.get("__slots__", ())]
     names = [name for name in names if not name.startswith("__")]

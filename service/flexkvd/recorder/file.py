@@ -1,4 +1,4 @@
-"""The form of a dump: `magic ‖ version ‖ length of the body ‖ checksum of the body ‖ body`, the body one msgpack object.
+"""The form of a dump: `magic ‖ version ‖ length of the body ‖ its checksum ‖ body`, and the body one msgpack object.
 
 Owns what a file must have to be taken for a recording: garbage, a file cut short, a damaged byte or another version
 raise BAD_RECORDING before anything of it is believed. Events lie in pieces, each compressed by itself.

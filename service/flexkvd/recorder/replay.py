@@ -75,7 +75,7 @@ def replay(
     state, agreed, number = planner.state, 0, 0
     event: Event | None = None
     named: BlockKey | None = None
-    for number, record in read_records(recording, planner):  # noqa: B007 - the last one is told of
+    for number, record in read_records(recording, planner):
         if isinstance(record, bytes):
             if record != witness_of(state):
                 return _end(planner, Verdict.DIFFERS, number - 1, event, named, since=agreed)
