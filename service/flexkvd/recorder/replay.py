@@ -133,7 +133,7 @@ def words_of(error: BaseException) -> str:
             if at >= 0:
                 where = f" ({frame.filename[at:]}:{frame.lineno} in {frame.name})"
                 break
-    return f"{type(error).__name__}: {error}{where}"
+    return type(error).__name__ + (f": {error}" if str(error) else "") + where
 
 
 def _end(
