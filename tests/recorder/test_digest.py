@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.messages import NamespaceSpec, SaveAsked, SaveHints, SessionOpened, StartCopies, Tier
-from flexkv_py.core.messages import TransferResult, TransfersFinished
+from flexkv_py.core.messages import (
+    NamespaceSpec,
+    SaveAsked,
+    SaveHints,
+    SessionOpened,
+    StartCopies,
+    Tier,
+    TransferResult,
+    TransfersFinished,
+)
 from flexkv_py.core.planner import Planner
 from flexkv_py.core.state import State
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
@@ -65,7 +73,6 @@ CHANGES: dict[str, Callable[[State], object]] = {
     "the next number": lambda state: next(state.numbers),
     "a frame": lambda state: state.frames.take(1, 1),
     "a timer": lambda state: state.timers.append((1, 1, "ticket", 1)),
-    "an order of counters": lambda state: _reorder(state.counters),
     "an order of blocks": lambda state: _reorder(next(iter(state.indexes.values())).blocks),
     "what a block is remembered for": lambda state: state.history.remember(KEYS[0], 0, 3, 4),
     "a name in a set": lambda state: state.below[0].let_go.add(_block(state).name),

@@ -41,7 +41,7 @@ def replayed(seed: int, steps: int) -> list[str]:
 def main() -> None:
     """Print the lines of some seeds."""
     for seed in SEEDS:
-        print("\n".join(replayed(seed, STEPS)))
+        sys.stdout.write("".join(f"{line}\n" for line in replayed(seed, STEPS)))
 
 
 def test_every_life_of_a_faulty_world_replays_to_its_digest_whatever_the_hash_seed() -> None:
