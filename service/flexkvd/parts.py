@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flexkv_py import operating
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -28,6 +29,7 @@ from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.frame_check import check_frames
 from flexkvd.lag import LagProbe
+from flexkvd.operations import Operations
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
@@ -59,6 +61,7 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    operations: Operations
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -75,18 +78,11 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     stack.callback(lanes.close)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told)
+    planner = Planner(told, [operating.handlers])
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
-    codecs = Codecs.make(config, arena)
-    stack.push_async_callback(codecs.close)
-    await codecs.start()
     readiness = Readiness()
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
-    for store, _ in stores.values():
-        stack.push_async_callback(store.close)
-    if Tier.SSD in stores:
-        await stores[Tier.SSD][0].start()
+    codecs, stores = await _open_stores(config, arena, engine, readiness, stack)
     sessions = Sessions(engine, config.limits)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
@@ -98,14 +94,49 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, loop)
+    server = _serve(config, token, requests, sessions, boot, stack)
+    return Parts(
+        boot=boot,
+        planner=planner,
+        engine=engine,
+        sessions=sessions,
+        executor=executor,
+        server=server,
+        arena=arena,
+        lanes=lanes,
+        stores=stores,
+        readiness=readiness,
+        resets=resets,
+        row_path=row_path,
+        lag=lag,
+        operations=Operations(engine, planner, sessions, readiness),
+    )
+
+
+def _serve(
+    config: Config, token: str, requests: Requests, sessions: Sessions, boot: bytes, stack: AsyncExitStack
+) -> Server:
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
-    gate = Gate.of(config.daemon, os.getuid(), token)
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
+    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
+    loop = asyncio.get_running_loop()
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(
-        boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, resets, row_path, lag
-    )
+    return server
+
+
+async def _open_stores(
+    config: Config, arena: Arena, engine: Engine, readiness: Readiness, stack: AsyncExitStack
+) -> tuple[Codecs, Stores]:
+    codecs = Codecs.make(config, arena)
+    stack.push_async_callback(codecs.close)
+    await codecs.start()
+    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
+    for store, _ in stores.values():
+        stack.push_async_callback(store.close)
+    if Tier.SSD in stores:
+        await stores[Tier.SSD][0].start()
+    return codecs, stores
 
 
 def _reset_log(config: Config) -> ResetLog | None:

@@ -10,7 +10,7 @@ are drops, which need a record each, and promotions for staging, of which each t
 |---|---|---|
 | a DRAM copy | 2 | a write below, and the SSD record that comes of it |
 | an SSD record | 1 | a write to S3. Its block is promoted for that, and that DRAM copy weighs nothing |
-| either, if it stands ready to go because of a record below | 0 | it need not be written again (`_had_their_turn`) |
+| either, if it stands ready to go because of a record below | 0 | it need not be written again (`had_their_turn`) |
 | a DRAM copy of a running request that is below, or being written there | 0 | that record stays as long as it runs |
 | a block that a request wants below | 5, and 2 for a DRAM copy to be made | its write; 1 once that runs |
 | a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |

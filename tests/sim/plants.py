@@ -357,7 +357,7 @@ def _lost_early_ignored(_: Any) -> Any:
 # ------------------------------------------------------------ decisions that undo each other
 
 
-@_plant("a record that makes room leaves the copy above to be written again", (room, "_had_their_turn"))
+@_plant("a record that makes room leaves the copy above to be written again", (room, "had_their_turn"))
 def _written_again(_: Any) -> Any:
     def had_their_turn(_state: State, _record: Copy) -> None:
         return
