@@ -73,22 +73,33 @@ class OperatorBench(Bench):
         self.post(OperationAsked(self.numbers, kind, choice or Choice(), tier, self.now_ns + deadline_ns, self.now_ns))
         if settle:
             self.quiet()
-        ends = [each for each in self.told if isinstance(each, (OperationEnded, WishRefused))]
-        return ends[-1] if ends else None
+        return self.end_of(self.numbers)
+
+    def end_of(self, number: int) -> Any:
+        """The end of an operation, or its refusal; None while it runs."""
+        ends: list[Any] = [
+            each
+            for each in self.told
+            if (isinstance(each, OperationEnded) and each.operation == number)
+            or (isinstance(each, WishRefused) and each.number == number)
+        ]
+        assert len(ends) < 2
+        return ends[0] if ends else None
 
     def change(self, rules: Any) -> None:
         self.post(RulesChanged(rules, self.now_ns))
 
+    def slices(self) -> None:
+        """Let go on by itself what needs no end of a transfer."""
+        while (due_ns := self.planner.next_deadline_ns()) is not None and due_ns <= self.now_ns:
+            self.tick()
+
     def quiet(self) -> None:
         """Let everything run to its end, slices and transfers."""
-        while True:
-            due_ns = self.planner.next_deadline_ns()
-            if due_ns is not None and due_ns <= self.now_ns:
-                self.tick()
-            elif self.running:
-                self.settle_once()
-            else:
-                return
+        self.slices()
+        while self.running:
+            self.settle_once()
+            self.slices()
 
 
 @pytest.fixture
