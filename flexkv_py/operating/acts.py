@@ -17,6 +17,7 @@ from flexkv_py.operating.messages import OperationKind
 from flexkv_py.operating.pins import bytes_of
 
 IN_USE = "in use, leased or pinned"
+UNCUT = "of a namespace that no worker has declared since the start"
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +134,10 @@ class Evict(Demote):
 
     def _drop(self, copy: Copy, verdict: Verdict) -> Done | Kept:
         state, byte_count = self._state, bytes_of(copy)
-        ails = any(not lower.up or lower.failing for lower in state.below if lower.tier > copy.tier)
+        lower = [level for level in state.below if level.tier > copy.tier]
+        if verdict is Verdict.NO_TIER and lower and copy.block.index.spec is None:
+            return Kept(UNCUT)
+        ails = any(not level.up or level.failing for level in lower)
         if not verdict.may_go or verdict is Verdict.FAULTS or (verdict is Verdict.NO_TIER and ails):
             return Kept("not written below: the tier there ails")
         if copy.tier is not Tier.DRAM:
@@ -161,6 +165,8 @@ class Prefetch:
         source = source_below(state, block)
         if source is None or block.index.closed:
             return Kept("in no tier that is up")
+        if block.index.spec is None:
+            return Kept(UNCUT)
         if not state.frames.fits(block.index.frame_pages, block.index.chunk_count):
             return Kept("larger than DRAM")
         if state.lines[TicketKind.LOAD]:

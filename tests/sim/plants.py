@@ -24,8 +24,9 @@ from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
 from tests.sim.executor import Executor
 from tests.sim.plant import Plant, planter
+from tests.sim.wish_plants import WISH_PLANTS
 
-PLANTS: dict[str, Plant] = {}
+PLANTS: dict[str, Plant] = {**WISH_PLANTS}
 _plant = planter(PLANTS)
 
 
