@@ -92,7 +92,7 @@ class World:
         self._row_chance = random.Random(seed)  # its own: worlds without workers of the row path stay as they are
         self._whims = self._row_chance.random() < 0.4
         self._wish_chance = random.Random(seed)  # likewise
-        self._wish_gap_ns = self._wish_chance.choice((0, 200, 2000)) * MICROSECOND
+        self._wish_gap_ns = self._wish_chance.choice((0, 0, 200, 2000)) * MICROSECOND
         self._row_gap_ns = self._row_chance.choice((0, 0, 100, 1000)) * MICROSECOND
         self.config: PlannerConfig = make_config(
             self.chance, self._row_chance, [space.spec for space in self.namespaces]
