@@ -30,6 +30,7 @@ from flexkvd.executor import Executor
 from flexkvd.faults import FaultLog
 from flexkvd.frame_check import check_frames
 from flexkvd.lag import LagProbe
+from flexkvd.operations import Operations
 from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.recorder.ring import Recorder
@@ -62,6 +63,7 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    operations: Operations
     faults: FaultLog
     recorder: Recorder
 
@@ -80,10 +82,7 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     planner = make_planner(told)
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
-    faults, recorder = FaultLog(loop.time), Recorder(planner, config.recorder.bytes, clock_ns)
-    stack.callback(recorder.close)
-    if config.recorder.bytes:
-        engine.on_event = recorder.note
+    faults, recorder = FaultLog(loop.time), _make_recorder(config, planner, engine, stack)
     codecs = Codecs.make(config, arena)
     stack.push_async_callback(codecs.close)
     await codecs.start()
@@ -107,22 +106,32 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
     stack.callback(server.close)
     return Parts(
-        boot,
-        planner,
-        engine,
-        sessions,
-        executor,
-        server,
-        arena,
-        devices,
-        stores,
-        readiness,
-        resets,
-        row_path,
-        lag,
-        faults,
-        recorder,
+        boot=boot,
+        planner=planner,
+        engine=engine,
+        sessions=sessions,
+        executor=executor,
+        server=server,
+        arena=arena,
+        devices=devices,
+        stores=stores,
+        readiness=readiness,
+        resets=resets,
+        row_path=row_path,
+        lag=lag,
+        operations=Operations(engine, planner, sessions, readiness),
+        faults=faults,
+        recorder=recorder,
     )
+
+
+def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
+    """The flight recorder; it hears of every event from now on, unless it has no room for any."""
+    recorder = Recorder(planner, config.recorder.bytes, engine.now_ns)
+    stack.callback(recorder.close)
+    if config.recorder.bytes:
+        engine.on_event = recorder.note
+    return recorder
 
 
 def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:

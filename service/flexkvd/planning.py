@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flexkv_py import operating
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
@@ -12,7 +13,7 @@ from flexkvd.tier_tables import SsdTable
 
 def make_planner(told: PlannerConfig) -> Planner:
     """The planner as the daemon runs it, and as a recording of it is replayed."""
-    return Planner(told)
+    return Planner(told, [operating.handlers])
 
 
 def planner_config(config: Config) -> PlannerConfig:
