@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,12 @@ from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Event, Instruction
 from flexkv_py.core.planner import Planner
+from flexkvd.planning import EXTENSIONS
 from flexkvd.recorder.file import Recording, unpack
 from flexkvd.recorder.replay import words_of
 from flexkvd.recorder.ring import Recorder
 from tests.sim import world
+from tests.sim.whims import Whims
 
 CAPACITY_BYTES = 64 << 20
 
@@ -22,13 +25,16 @@ CAPACITY_BYTES = 64 << 20
 class RecordedPlanner(Planner):
     """A planner whose recorder hears every event first, as the engine has it."""
 
-    def __init__(self, config: PlannerConfig, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        super().__init__(config)
-        self.recorder = Recorder(self, capacity_bytes)
+    def __init__(self, config: PlannerConfig, extensions: Sequence[Any] = EXTENSIONS) -> None:
+        super().__init__(config, extensions)
+        self.recorder = Recorder(self, CAPACITY_BYTES)
         self.failure = ""
+        self.by_chance = False
+        """It had a row policy that draws chance, of which no event tells."""
 
     def handle(self, event: Event) -> list[Instruction]:
         self.recorder.note(event)
+        self.by_chance |= isinstance(self.state.rows.policy, Whims)
         try:
             return super().handle(event)
         except Exception as error:
@@ -51,13 +57,12 @@ def recorded_worlds() -> Iterator[list[RecordedPlanner]]:
     """Worlds made meanwhile record; all planners of all their lives are in the list."""
     planners: list[RecordedPlanner] = []
 
-    def make(config: PlannerConfig) -> RecordedPlanner:
-        planners.append(RecordedPlanner(config))
+    def make(config: PlannerConfig, extensions: Sequence[Any]) -> RecordedPlanner:
+        planners.append(RecordedPlanner(config, extensions))
         return planners[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "Planner", make)
         yield planners
     for planner in planners:
-        with closing(planner.recorder):
-            pass
+        planner.recorder.close()

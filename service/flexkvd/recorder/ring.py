@@ -58,6 +58,7 @@ class Recorder:
         self.dumps = 0
         self._planner = planner
         self._clock_ns = clock_ns
+        self._config = planner.state.config  # as it was made: rules that change are events
         self._codec = EventCodec(planner.event_types)
         self._piece_bytes = min(PIECE_BYTES, capacity_bytes // PIECES_MIN)
         self._sealed: deque[_Sealed] = deque()
@@ -100,7 +101,7 @@ class Recorder:
                 taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 why=why,
                 failure=failure,
-                config=msgspec.to_builtins(state.config),
+                config=msgspec.to_builtins(self._config),
                 shapes=self._codec.shapes,
                 events=self._events,
                 complete=not self._lost,

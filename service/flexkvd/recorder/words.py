@@ -16,9 +16,7 @@ LINE_CHARS_MAX = 400
 
 def event_line(number: int, event: Event) -> str:
     """Number, time, type, and what it says, cut to one line."""
-    said = " ".join(
-        f"{field.name}={_short(getattr(event, field.name))}" for field in fields(event) if field.name != "now_ns"
-    )
+    said = " ".join(f"{name}={_short(value)}" for name, value in _fields(event) if name != "now_ns")
     return f"{number:>8} {event.now_ns / 1e9:.6f} {type(event).__name__} {said}"[:LINE_CHARS_MAX].rstrip()
 
 
@@ -32,8 +30,12 @@ def plain_event(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **_plain_fields(event)}
 
 
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(value, field.name)) for field in fields(value)]
+
+
 def _plain_fields(value: Any) -> dict[str, Any]:
-    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return {name: _plain(each) for name, each in _fields(value)}
 
 
 def _plain(value: Any) -> Any:
@@ -57,5 +59,5 @@ def _short(value: Any) -> str:
         some = ",".join(_short(each) for each in value[:ITEMS_MAX])
         return f"[{some}{f',… {len(value)} in all' if len(value) > ITEMS_MAX else ''}]"
     if is_dataclass(value):
-        return "(" + " ".join(f"{field.name}={_short(getattr(value, field.name))}" for field in fields(value)) + ")"
+        return "(" + " ".join(f"{name}={_short(each)}" for name, each in _fields(value)) + ")"
     return str(_plain(value))
