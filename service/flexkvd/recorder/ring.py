@@ -101,7 +101,7 @@ class Recorder:
                 taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 why=why,
                 failure=failure,
-                config=msgspec.to_builtins(self._config),
+                config=msgspec.to_builtins(self._config, builtin_types=(bytes,)),
                 shapes=self._codec.shapes,
                 events=self._events,
                 complete=not self._lost,
