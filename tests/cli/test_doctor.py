@@ -94,7 +94,7 @@ def test_a_kernel_that_forbids_io_uring_is_told_with_what_it_costs(tmp_path):
         file.write_text(f'[ssd]\ndirectory = "{tmp_path}"\nbytes = "64MiB"\nio = "{engine}"\n')
         command = [sys.executable, "-c", FORBIDDEN, "doctor", "--only", "kernel", "--config", str(file)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert (ended.returncode, ended.stderr) == (code, "")
         assert "forbidden here" in ended.stdout
         assert "seccomp" in ended.stdout
@@ -109,7 +109,7 @@ def test_too_few_open_files_are_counted_against_the_configuration(tmp_path, file
     command += ["import sys; from flexkvd.cli import main; sys.exit(main(sys.argv[1:]))"]
     command += ["doctor", "--only", "limits", "--config", str(file), "--json"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     [check] = [each for each in json.loads(ended.stdout)["checks"] if each["check"] == "open files"]
     assert check["verdict"] == verdict.value
     assert "LimitNOFILE" in check["cure"]
@@ -237,7 +237,7 @@ def test_another_user_is_told_that_it_may_not_connect():
         (folder / "worker.sock").chmod(0o600)
         command = [sys.executable, "-c", code, "doctor", "--config", str(file), "--only", "service", "--json"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (ended.returncode, ended.stderr) == (1, "")
     [shut] = [each for each in json.loads(ended.stdout)["checks"] if each["check"] == "worker socket"]
     assert "may not connect" in shut["detail"]

@@ -7,7 +7,7 @@ import pytest
 from flexkvd.cli.doctor import findings
 from flexkvd.cli.doctor.finding import Finding, Subject, Verdict
 from flexkvd.config import parse_config
-from tests.s3proxy import Faults, FaultProxy
+from tests.s3proxy import FaultProxy, Faults
 from tests.tiers.s3_backing import shared_server
 
 

@@ -86,8 +86,8 @@ def dram_room(word: str) -> float | int:
 
 _TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-KEYS_MAX = 32_768
-"""Blocks that one command names; more are named by prefix, tenant or several commands."""
+KEYS_MAX = 4096
+"""Blocks that one request of the API names; more are named by prefix, by tenant or in several commands."""
 KEY_DIGITS = 32
 _HEX = re.compile(r"[0-9a-fA-F]*")
 
@@ -98,6 +98,17 @@ def seconds(word: str) -> float:
     if found is None or found[2] not in _TIMES or not (time_s := float(found[1]) * _TIMES[found[2]]):
         raise argparse.ArgumentTypeError(f"{word[:40]!r} is no time: write seconds, or 500ms, 30s, 10m, 2h, 1d")
     return time_s
+
+
+def weight(word: str) -> float:
+    """A number above 0, up to a million."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no weight: write a number above 0, as 2 or 0.5")
+    return number
 
 
 def key_prefix(word: str) -> str:

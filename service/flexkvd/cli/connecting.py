@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli.admin import TIMEOUT_S, AdminClient
@@ -17,6 +18,7 @@ TOKEN_FILE_VARIABLE = "FLEXKV_TOKEN_FILE"  # noqa: S105 - the name of a variable
 ROLES = ("admin", "read")
 """As a token file may say before each token, the one with more rights first."""
 TOKEN_LINES_MAX = 64
+HELP_COLUMNS = 100
 
 
 def add_command(
@@ -32,7 +34,7 @@ def add_command(
     parser = commands.add_parser(
         name,
         help=summary,
-        description=description,
+        description="\n\n".join(fill(part, HELP_COLUMNS) for part in description.split("\n\n")),
         epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -60,7 +60,7 @@ def _rights(client: S3Client, config: S3Config) -> Iterator[Finding]:
     steps: list[tuple[str, Callable[[], Any]]] = [
         ("list", partial(client.list_objects_v2, Bucket=config.bucket, Prefix=prefix, MaxKeys=1)),
         ("put", partial(client.put_object, Bucket=config.bucket, Key=name, Body=b"flexkv doctor")),
-        ("get", lambda: client.get_object(Bucket=config.bucket, Key=name)["Body"].read()),
+        ("get", partial(_read, client, config.bucket, name)),
         ("delete", partial(client.delete_object, Bucket=config.bucket, Key=name)),
     ]
     answer: Any = {}
@@ -75,6 +75,10 @@ def _rights(client: S3Client, config: S3Config) -> Iterator[Finding]:
         answer = result if step == "list" else answer
         yield ok(f"s3 {step}", f"{config.place}")
     yield _clock(answer)
+
+
+def _read(client: S3Client, bucket: str, name: str) -> bytes:
+    return client.get_object(Bucket=bucket, Key=name)["Body"].read()
 
 
 def _refusal(step: str, error: Exception, config: S3Config) -> Finding:
