@@ -18,6 +18,7 @@ from flexkvd.cli.exits import MEANINGS, ExitCode, exit_code
 
 MODULES = {
     "status": "status",
+    "top": "top",
     "tiers": "status",
     "sessions": "status",
     "story": "blocks",

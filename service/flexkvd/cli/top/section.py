@@ -1,0 +1,45 @@
+"""A part of the live view: a heading row and rows of cells, which can be cut to fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich.table import Table
+from rich.text import Text
+
+Cell = str | Text
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """`right` are the columns of numbers; `left_out` counts rows that were cut."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Cell]]
+    right: Sequence[int] = ()
+    left_out: int = 0
+
+    @property
+    def height(self) -> int:
+        """Lines on the screen."""
+        return 1 + len(self.rows) + bool(self.left_out)
+
+    def cut(self, lines: int) -> Section:
+        """At most so many lines, two at least; the last one then says how many rows are left out."""
+        if self.height <= lines:
+            return self
+        kept = max(0, lines - 2)
+        return replace(self, rows=self.rows[:kept], left_out=self.left_out + len(self.rows) - kept)
+
+    def table(self) -> Table:
+        """As it is drawn: one line a row, however narrow the columns."""
+        made = Table(box=None, expand=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold reverse")
+        for position, name in enumerate(self.columns):
+            justify = "right" if position in self.right else "left"
+            made.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+        for row in self.rows:
+            made.add_row(*row)
+        if self.left_out:
+            made.add_row(Text(f"+{self.left_out}", style="dim"))
+        return made
