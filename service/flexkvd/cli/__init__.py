@@ -37,6 +37,7 @@ MODULES = {
     "faults": "serving",
     "tenants": "tenants",
     "config": "settings",
+    "bench": "measure",
     "doctor": "doctor",
     "completion": "completion",
     "replay": "replay",

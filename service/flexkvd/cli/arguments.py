@@ -66,8 +66,10 @@ def tier_blocks(word: str) -> float:
 
 
 def writable_file(word: str) -> Path:
-    """A file that can be made or replaced: found out before a long run, not after it."""
+    """A file that can be made or replaced, `-` for standard output: found out before a long run, not after it."""
     path = Path(word)
+    if word == "-":
+        return path
     place = path if path.exists() else path.parent
     if path.is_dir() or not os.access(place, os.W_OK):
         raise argparse.ArgumentTypeError(f"{word!r} cannot be written: name a file in a writable folder")

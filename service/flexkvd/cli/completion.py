@@ -7,30 +7,25 @@ import json
 
 from argcomplete.shell_integration import shellcode
 
+from flexkvd.cli.connecting import add_command
+
 SHELLS = ("bash", "zsh", "fish")
-DESCRIPTION = """\
-Prints a script that makes the shell complete commands, options and their choices. The choices come from the command
-itself, so they fit the installed release.
-"""
-EPILOG = """\
-examples:
-  bash:  flexkv completion bash > /etc/bash_completion.d/flexkv     (or: source <(flexkv completion bash))
-  zsh:   flexkv completion zsh > "${fpath[1]}/_flexkv"
-  fish:  flexkv completion fish > ~/.config/fish/completions/flexkv.fish
-"""
+DESCRIPTION = (
+    "Prints a script that makes the shell complete commands, options and their choices. The choices come from the "
+    "command itself, so they fit the installed release. With --json {shell, script}."
+)
+EXAMPLES = (
+    "source <(flexkv completion bash)                            # this bash",
+    "flexkv completion bash > /etc/bash_completion.d/flexkv      # every bash",
+    'flexkv completion zsh > "${fpath[1]}/_flexkv"',
+    "flexkv completion fish > ~/.config/fish/completions/flexkv.fish",
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `completion` to the commands of `flexkv`."""
-    parser = commands.add_parser(
-        "completion",
-        help="shell completion",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(commands, "completion", "shell completion", DESCRIPTION, EXAMPLES, daemon=False)
     parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
-    parser.add_argument("--json", action="store_true", help='print {"shell": …, "script": …} instead')
     parser.set_defaults(run=_run)
 
 

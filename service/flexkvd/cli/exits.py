@@ -35,6 +35,9 @@ MEANINGS = {
 _OF_ERROR = {
     ErrorCode.DAEMON_LOST: ExitCode.NO_ANSWER,
     ErrorCode.UNAUTHENTICATED: ExitCode.NOT_AUTHORISED,
+    ErrorCode.FORBIDDEN: ExitCode.NOT_AUTHORISED,
+    ErrorCode.NOT_FOUND: ExitCode.NOT_FOUND,
+    ErrorCode.CONFLICT: ExitCode.WRONG,
     ErrorCode.THROTTLED: ExitCode.WRONG,
     ErrorCode.LIMIT_EXCEEDED: ExitCode.WRONG,
     ErrorCode.DEADLINE_EXCEEDED: ExitCode.WRONG,

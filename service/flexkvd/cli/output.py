@@ -9,7 +9,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -20,6 +22,9 @@ from flexkv_py.errors import FlexKVError
 
 PIPE_COLUMNS = 160
 """Width where there is no terminal: nothing is cut that a `grep` would look for."""
+
+STANDARD_OUTPUT = Path("-")
+"""As a file for results."""
 
 View = Callable[[Mapping[str, Any]], Iterable[RenderableType]]
 """From an answer of the daemon to what people see of it. Pure."""
@@ -50,6 +55,24 @@ def show(parts: Iterable[RenderableType]) -> None:
         for part in parts:
             screen.print(part)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+@contextmanager
+def results(path: Path | None) -> Iterator[Callable[[Mapping[str, object]], None]]:
+    """A way to write a result as JSON to a file; None: not at all.
+
+    `-` is standard output: what is printed for people goes to stderr meanwhile.
+    """
+    if path != STANDARD_OUTPUT:
+        yield lambda result: None if path is None else _write(path, result)
+        return
+    screen = sys.stdout
+    with redirect_stdout(sys.stderr):
+        yield lambda result: print(json.dumps(result, indent=2), file=screen)
+
+
+def _write(path: Path, result: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def note(sentence: str) -> None:

@@ -87,7 +87,7 @@ def view_status(answer: Answer) -> Iterator[RenderableType]:
     yield output.facts(
         (
             ("matched", f"{words.share(hit, hit + miss)} of {words.count(hit + miss)} blocks asked for"),
-            ("blocks", f"{words.count(planner['blocks'])} known, in {planner['indexes']} namespaces and shards"),
+            ("blocks", f"{words.count(planner['blocks'])} known, in {planner['indexes']} namespaces by shard"),
             ("sessions", f"{planner['sessions']}, with {planner['tickets']} tickets and {planner['leases']} leases"),
             ("moving", f"{planner['transfers']} transfers; {waiting_words(planner)}"),
         )
@@ -108,7 +108,7 @@ def tier_table(tiers: list[dict[str, Any]]) -> RenderableType:
         made.add_row(
             tier["tier"],
             output.state_text("up" if tier["up"] else "down"),
-            words.size(tier["used_bytes"]),
+            used_words(tier),
             room_words(tier["capacity_bytes"]),
             words.share(tier["used_bytes"], tier["capacity_bytes"]),
             words.count(tier["blocks"]),
@@ -117,6 +117,11 @@ def tier_table(tiers: list[dict[str, Any]]) -> RenderableType:
             words.count(tier["faults"]),
         )
     return made
+
+
+def used_words(tier: Answer) -> str:
+    """Bytes in use, where they are ours to know."""
+    return words.NONE if tier["capacity_bytes"] is None else words.size(tier["used_bytes"])
 
 
 def room_words(capacity_bytes: int | None) -> str:

@@ -38,13 +38,14 @@ CHECKS: dict[str, Sequence[Check]] = {
 """By the names that `--only` takes."""
 
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILED: "bold red", Verdict.SKIPPED: "dim"}
-DESCRIPTION = f"""\
-Checks whether this machine can run flexkvd as a configuration says, and says how to mend what it finds. Run it as the
-user that runs the daemon: rights and limits are those of whoever asks, or of the daemon where one runs.
-
-It writes one page to each directory of [ssd] and one object under the prefix of [s3], and removes them.
-Without --config it reads {CONFIG_DEFAULT} where that is there, else it takes the built-in configuration.
-"""
+DESCRIPTION = (
+    "Checks whether this machine can run flexkvd as a configuration says, and says how to mend what it finds. Run it "
+    "as the user that runs the daemon: rights and limits are those of whoever asks, or of the daemon where one runs. "
+    "Exit code 1 when a check failed.\n\n"
+    "It writes one page to each directory of [ssd] and one object under the prefix of [s3], and removes them. Without "
+    f"--config it reads {CONFIG_DEFAULT} where that is there, else it takes the built-in configuration. With --json "
+    "{config, daemon_pid, checks: [{check, verdict, detail, cure}], counts}."
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from flexkvd.cli import words
 from flexkvd.cli.following import amount_words
 from flexkvd.cli.output import state_text
-from flexkvd.cli.status import room_words
+from flexkvd.cli.status import room_words, used_words
 from flexkvd.cli.top.rates import Rates
 from flexkvd.cli.top.section import Section
 
@@ -29,6 +29,7 @@ OTHER_TIER_COLUMNS = 60
 """What a row of the tiers takes beside its bar."""
 JOBS_NARROW, FAULTS_NARROW = 3, 4
 """Lines for each in one column, their headings included, where all want more than there is."""
+ENDS = ("worker", "hbm", "dram", "ssd", "s3")
 SORTS = ("tickets", "leases", "age_s")
 """What `s` goes through."""
 
@@ -141,14 +142,14 @@ def tier_section(tiers: Sequence[Fact], rates: Rates, bar_cells: int) -> Section
                 Text(tier["tier"] if tier["up"] else f"{tier['tier']} down", style="" if tier["up"] else "bold red"),
                 bar(used / room if room else 0.0, bar_cells),
                 f"{100 * used / room:.0f} %" if room else words.NONE,
-                words.size(used),
+                used_words(tier),
                 room_words(room),
                 words.count(tier["blocks"]),
                 words.count(rates.per_s("tiers", tier["tier"], "hits")),
                 Text(words.count(tier["faults"]), style="bold red" if tier["faults"] else ""),
             )
         )
-    return Section(("TIER", "FULL", "", "USED", "OF", "BLOCKS", "HITS/S", "FAULTS"), rows, range(2, 8))
+    return Section(("TIER", "FULL", "", "USED", "OF", "BLOCKS", "HITS/S", "FAULTS"), rows, range(2, 8), wide=1)
 
 
 def bar(share: float, cells: int) -> Text:
@@ -159,7 +160,7 @@ def bar(share: float, cells: int) -> Text:
 
 def link_section(tiers: Sequence[Fact], rates: Rates) -> Section:
     """One row a link that has ever moved something, or has something to move."""
-    columns = ("LINK", "RATE", "MOVED", "RUN", "WAIT", "QUEUED P99", "TOOK P50", "P99")
+    columns = ("LINK", "RATE", "MOVED", "RUN", "WAIT", "QUEUED P99", "TOOK P50", "TOOK P99")
     rows = [
         (
             link_name(link["link"]),
@@ -177,8 +178,9 @@ def link_section(tiers: Sequence[Fact], rates: Rates) -> Section:
 
 
 def link_name(link: str) -> str:
-    """`dram_ssd` → `dram → ssd`."""
-    return link.replace("_", " → ", 1)
+    """`dram_ssd` → `dram → ssd`; `ssd_drop` leads nowhere."""
+    source, _, target = link.partition("_")
+    return f"{source} → {target}" if target in ENDS else link.replace("_", " ")
 
 
 def session_section(sessions: Sequence[Fact], sort: str) -> Section:
@@ -195,7 +197,7 @@ def session_section(sessions: Sequence[Fact], sort: str) -> Section:
         )
         for each in sorted(sessions, key=lambda session: (-session[sort], session["session"]))
     ]
-    return Section(columns, rows or [("none",)], (4, 5, 6, 7))
+    return Section(columns, rows or [("none",)], (4, 5, 6, 7), wide=3)
 
 
 def job_section(jobs: Sequence[Fact]) -> Section:
@@ -205,7 +207,7 @@ def job_section(jobs: Sequence[Fact]) -> Section:
         (str(job["id"]), job["kind"], state_text(job["state"]), amount_words(job), words.span(job["age_s"]))
         for job in ordered
     ]
-    return Section(("JOB", "KIND", "STATE", "DONE", "AGE"), rows or [("none",)], (3, 4))
+    return Section(("JOB", "KIND", "STATE", "DONE", "AGE"), rows or [("none",)], (3, 4), wide=1)
 
 
 def fault_section(faults: Sequence[Fact]) -> Section:
@@ -214,7 +216,7 @@ def fault_section(faults: Sequence[Fact]) -> Section:
         (f"{words.span(each['age_s'])} ago", each["what"], each["tier"], words.count(each["count"]), each["detail"])
         for each in faults
     ]
-    return Section(("FAULT", "WHAT", "TIER", "TIMES", "DETAIL"), rows or [("none",)], (3,))
+    return Section(("FAULT", "WHAT", "TIER", "TIMES", "DETAIL"), rows or [("none",)], (3,), wide=4)
 
 
 def history_section(shown: Snapshot, rates: Rates, columns: int) -> Section:
@@ -226,8 +228,8 @@ def history_section(shown: Snapshot, rates: Rates, columns: int) -> Section:
         line = rates.rate_line(("links", link, "bytes"), cells)
         if line.strip():
             rows.append((link_name(link), Text(line, style="cyan")))
-    if samples:
-        guesses = samples[-1]["policy"]
+    guesses = samples[-1]["policy"] if samples else {"predicted": 0}
+    if guesses["predicted"]:
         came_true = f"{words.share(guesses['came_true'], guesses['predicted'])} came true"
         rows.append(("predicted", f"{words.count(guesses['predicted'])}, {came_true}"))
-    return Section((f"LAST {words.span(span_s)}", ""), rows)
+    return Section((f"LAST {words.span(span_s)}", ""), rows, wide=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 RATE_S = 5.0
@@ -34,13 +35,13 @@ class Rates:
 
     def ratio_line(self, cells: int) -> str:
         """Hit ratio over the whole history, one cell for each part of it; a blank where nobody asked."""
-        return "".join(" " if ratio is None else level(ratio) for ratio in self._parts(cells, _ratio))
+        return "".join(" " if ratio is None else level(ratio) for ratio in self._parts(cells, _ratio)).rjust(cells)
 
     def rate_line(self, path: Sequence[str], cells: int) -> str:
         """Growth of a total over the whole history, each cell relative to the highest."""
         grown = [part or 0.0 for part in self._parts(cells, lambda old, new: total(new, path) - total(old, path))]
         highest = max(grown, default=0.0)
-        return "".join(level(part / highest) if part > 0 else " " for part in grown)
+        return "".join(level(part / highest) if part > 0 else " " for part in grown).rjust(cells)
 
     def _parts(self, cells: int, measure: Any) -> list[float | None]:
         count = len(self._samples)
@@ -48,7 +49,7 @@ class Rates:
             return []
         used = min(cells, count - 1)
         edges = [round(position * (count - 1) / used) for position in range(used + 1)]
-        return [measure(self._samples[old], self._samples[new]) for old, new in zip(edges, edges[1:], strict=False)]
+        return [measure(self._samples[old], self._samples[new]) for old, new in pairwise(edges)]
 
     def _pair(self, span_s: float) -> tuple[Sample | None, Sample | None]:
         if len(self._samples) < 2:

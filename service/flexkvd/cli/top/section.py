@@ -13,11 +13,13 @@ Cell = str | Text
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`right` are the columns of numbers; `left_out` counts rows that were cut."""
+    """`right` are the columns of numbers, `wide` is the one that takes what room is left over; `left_out` counts rows
+    that were cut."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Cell]]
     right: Sequence[int] = ()
+    wide: int = 0
     left_out: int = 0
 
     @property
@@ -37,7 +39,8 @@ class Section:
         made = Table(box=None, expand=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold reverse")
         for position, name in enumerate(self.columns):
             justify = "right" if position in self.right else "left"
-            made.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+            ratio = 1 if position == self.wide else None
+            made.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)  # type: ignore[arg-type]
         for row in self.rows:
             made.add_row(*row)
         if self.left_out:
