@@ -90,7 +90,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="block size, a multiple of the trace's own (512)",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after N requests")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the result as JSON, too; -: to stdout")
+    parser.add_argument(
+        "--json", type=writable_file, metavar="FILE", help="write the result as JSON, too; -: to stdout"
+    )
     dry = parser.add_argument_group("against the planner alone")
     dry.add_argument("--dry", action="store_true", help="no daemon, no bytes")
     dry.add_argument("--dram-blocks", type=block_count, metavar="N|inf", help="room in DRAM (inf)")
