@@ -54,7 +54,7 @@ def run(chosen: argparse.Namespace) -> int:
         return 0
     if changes and chosen.remove_quota:
         raise FlexKVError(
-            ErrorCode.BAD_ARGUMENT, "--remove-quota takes away what the other options would set: give one"
+            ErrorCode.BAD_ARGUMENT, "--remove-quota takes away what the other options would set: give one or the other"
         )
     quota_path = path_of("tenants", chosen.tenant, "quota")
     if changes:
