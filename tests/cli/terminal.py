@@ -106,7 +106,7 @@ def main() -> None:
     columns, rows = map(int, sys.argv[1].split("x"))
     with Terminal(sys.argv[3:], columns, rows) as terminal:
         terminal.look(float(sys.argv[2]))
-        print(terminal.text)
+        sys.stdout.write(terminal.text + "\n")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def crowded(sessions: int, faults: int) -> Snapshot:
         {"version": "0.1.0", "state": "ready", "uptime_s": 1e6, "now": "2026-11-30T07:00:00+00:00"},
         [tier] * 4,
         [session | {"session": number} for number in range(sessions)],
-        [job] * 9,
+        [job | {"age_s": 1.0}] * 9,
         [fault] * faults,
         [sample(each, moved=each) for each in range(300)],
     )
@@ -108,7 +108,7 @@ def test_one_frame_goes_to_a_pipe(operated: Operated, monkeypatch, size) -> None
 
 
 def test_the_live_view_in_a_real_terminal(operated: Operated, tmp_path) -> None:
-    """Drawn at 80×24, redrawn wide when the terminal grows, keys heeded, a restart survived, the terminal given back."""
+    """Drawn at 80×24, redrawn wide when the terminal grows, keys heeded, a restart survived; q ends it."""
     with Terminal(["top", "--address", operated.address, "--interval", "200ms"], *NARROW) as terminal:
         narrow = terminal.wait_for("q quit")
         assert "FAULT" in narrow

@@ -17,6 +17,7 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -81,9 +82,18 @@ def look(client: AdminClient) -> Snapshot:
         client.call("GET", path_of("tiers"))["tiers"],
         client.call("GET", path_of("sessions"))["sessions"],
         client.call("GET", path_of("jobs"))["jobs"],
-        client.call("GET", path_of("faults", limit=FAULTS_SHOWN_MAX))["faults"],
+        _faults(client),
         client.call("GET", path_of("samples", last_s=HISTORY_S))["samples"],
     )
+
+
+def _faults(client: AdminClient) -> list[dict[str, Any]]:
+    try:
+        return list(client.call("GET", path_of("faults", limit=FAULTS_SHOWN_MAX))["faults"])
+    except FlexKVError as error:
+        if error.code is not ErrorCode.NOT_FOUND:
+            raise
+        return []
 
 
 def _live(client: AdminClient, interval_s: float) -> None:

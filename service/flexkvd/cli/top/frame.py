@@ -19,7 +19,7 @@ from flexkvd.cli.following import amount_words
 from flexkvd.cli.output import state_text
 from flexkvd.cli.status import room_words, used_words
 from flexkvd.cli.top.rates import Rates
-from flexkvd.cli.top.section import Section
+from flexkvd.cli.top.section import Section, fit
 
 WIDE_COLUMNS = 120
 ROWS_LEAST = 16
@@ -27,8 +27,6 @@ COLUMNS_LEAST = 60
 BAR_CELLS_LEAST = 8
 OTHER_TIER_COLUMNS = 60
 """What a row of the tiers takes beside its bar."""
-JOBS_NARROW, FAULTS_NARROW = 3, 4
-"""Lines for each in one column, their headings included, where all want more than there is."""
 ENDS = ("worker", "hbm", "dram", "ssd", "s3")
 SORTS = ("tickets", "leases", "age_s")
 """What `s` goes through."""
@@ -74,29 +72,24 @@ def frame(shown: Snapshot | None, columns: int, rows: int, mode: Mode) -> Render
 
 def _narrow(shown: Snapshot, rates: Rates, columns: int, rows: int, mode: Mode) -> RenderableType:
     tiers = tier_section(shown.tiers, rates, max(BAR_CELLS_LEAST, columns - OTHER_TIER_COLUMNS))
-    links = link_section(shown.tiers, rates).cut(rows // 2)
-    left = rows - tiers.height - links.height
-    faults = fault_section(shown.faults).cut(FAULTS_NARROW)
-    jobs = job_section(shown.jobs).cut(JOBS_NARROW)
-    sessions = session_section(shown.sessions, mode.sort).cut(max(2, left - faults.height - jobs.height))
-    spare = left - faults.height - jobs.height - sessions.height
-    faults = fault_section(shown.faults).cut(faults.height + max(0, spare))
-    return Group(*(section.table() for section in (tiers, links, sessions, jobs, faults)))
+    others = (
+        link_section(shown.tiers, rates),
+        session_section(shown.sessions, mode.sort),
+        job_section(shown.jobs),
+        fault_section(shown.faults),
+    )
+    return Group(*(section.table() for section in (tiers, *fit(others, rows - tiers.height))))
 
 
 def _wide(shown: Snapshot, rates: Rates, columns: int, rows: int, mode: Mode) -> RenderableType:
     half = columns // 2 - 1
     tiers = tier_section(shown.tiers, rates, max(BAR_CELLS_LEAST, half - OTHER_TIER_COLUMNS))
-    links = link_section(shown.tiers, rates).cut(rows // 2)
-    history = history_section(shown, rates, half).cut(max(2, rows - tiers.height - links.height - 2))
-    third = rows // 3
-    jobs = job_section(shown.jobs).cut(third - 1)
-    faults = fault_section(shown.faults).cut(third - 1)
-    sessions = session_section(shown.sessions, mode.sort).cut(rows - jobs.height - faults.height - 2)
+    left = fit((link_section(shown.tiers, rates), history_section(shown, rates, half)), rows - tiers.height - 2)
+    lists = (session_section(shown.sessions, mode.sort), job_section(shown.jobs), fault_section(shown.faults))
     both = Table.grid(padding=(0, 2, 0, 0))
     both.add_column(width=half)
     both.add_column(width=columns - half - 2)
-    both.add_row(_spaced(tiers, links, history), _spaced(sessions, jobs, faults))
+    both.add_row(_spaced(tiers, *left), _spaced(*fit(lists, rows - 2)))
     return both
 
 

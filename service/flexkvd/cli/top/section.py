@@ -9,6 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 Cell = str | Text
+LINES_LEAST = 2
+"""A heading and a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +48,19 @@ class Section:
         if self.left_out:
             made.add_row(Text(f"+{self.left_out}", style="dim"))
         return made
+
+
+def fit(sections: Sequence[Section], lines: int) -> list[Section]:
+    """Cut to so many lines together: two for each first, then one more for each in turn that wants it.
+
+    Where there are not even two for each, the last ones are left out.
+    """
+    heights, left = [0] * len(sections), lines
+    for position in range(len(sections)):
+        if left >= LINES_LEAST:
+            heights[position], left = LINES_LEAST, left - LINES_LEAST
+    while left and any(0 < given < section.height for given, section in zip(heights, sections, strict=True)):
+        for position, section in enumerate(sections):
+            if left and 0 < heights[position] < section.height:
+                heights[position], left = heights[position] + 1, left - 1
+    return [section.cut(given) for section, given in zip(sections, heights, strict=True) if given]
