@@ -27,26 +27,23 @@ class Section:
     @property
     def height(self) -> int:
         """Lines on the screen."""
-        return 1 + len(self.rows) + bool(self.left_out)
+        return 1 + len(self.rows)
 
     def cut(self, lines: int) -> Section:
-        """At most so many lines, two at least; the last one then says how many rows are left out."""
-        if self.height <= lines:
-            return self
-        kept = max(0, lines - 2)
-        return replace(self, rows=self.rows[:kept], left_out=self.left_out + len(self.rows) - kept)
+        """At most so many lines; the heading then says how many rows are left out."""
+        left_out = max(0, self.height - lines)
+        return replace(self, rows=self.rows[: lines - 1], left_out=left_out) if left_out else self
 
     def table(self) -> Table:
         """As it is drawn: one line a row, however narrow the columns."""
         made = Table(box=None, expand=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold reverse")
-        for position, name in enumerate(self.columns):
+        first = f"{self.columns[0]} +{self.left_out}" if self.left_out else self.columns[0]
+        for position, name in enumerate((first, *self.columns[1:])):
             justify = "right" if position in self.right else "left"
             ratio = 1 if position == self.wide else None
             made.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)  # type: ignore[arg-type]
         for row in self.rows:
             made.add_row(*row)
-        if self.left_out:
-            made.add_row(Text(f"+{self.left_out}", style="dim"))
         return made
 
 
