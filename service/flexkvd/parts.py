@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flexkv_py import operating
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -29,6 +30,7 @@ from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.frame_check import check_frames
 from flexkvd.lag import LagProbe
+from flexkvd.operations import Operations
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
@@ -60,6 +62,7 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    operations: Operations
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -73,7 +76,7 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told)
+    planner = Planner(told, [operating.handlers])
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
     codecs = Codecs.make(config, arena)
@@ -98,7 +101,20 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
     stack.callback(server.close)
     return Parts(
-        boot, planner, engine, sessions, executor, server, arena, devices, stores, readiness, resets, row_path, lag
+        boot=boot,
+        planner=planner,
+        engine=engine,
+        sessions=sessions,
+        executor=executor,
+        server=server,
+        arena=arena,
+        devices=devices,
+        stores=stores,
+        readiness=readiness,
+        resets=resets,
+        row_path=row_path,
+        lag=lag,
+        operations=Operations(engine, planner, sessions, readiness),
     )
 
 
