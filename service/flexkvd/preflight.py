@@ -113,10 +113,6 @@ def _check_token(path: str, key_name: str) -> None:
     read_token(path, key_name)
 
 
-def _check_api_tokens(path: str) -> None:
-    Tokens.read(path)
-
-
 def _check_api_files(table: ApiTable) -> None:
     Tokens.read(table.token_file)
     if table.tls_certificate_file:

@@ -53,7 +53,7 @@ class ApiConnection(H11Protocol):
         super().on_response_complete()
         self._look()
 
-    def send_400_response(self, why: str) -> None:  # type: ignore[override]
+    def send_400_response(self, why: str) -> None:
         self._refuse(400, ErrorCode.BAD_ARGUMENT, f"{why} Send HTTP/1.1 as RFC 9112 says.")
 
     def _look(self) -> None:

@@ -42,6 +42,4 @@ class ApiTable:
                 "[api] tls_certificate_file and tls_key_file belong together: give both for TLS, or neither"
             )
         if self.tls_certificate_file and not self.host:
-            raise bad_config(
-                "[api] tls_certificate_file needs host: a Unix socket has no TLS, leave it out or set host"
-            )
+            raise bad_config("[api] tls_certificate_file needs host: a Unix socket has no TLS, leave it out")
