@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,10 +56,25 @@ class Operated:
         assert self.daemon.stop() == 0
 
 
+def wait_until_answered(operated: Operated) -> None:
+    """The API comes up behind the worker socket."""
+    end = time.monotonic() + 15
+    while (code := operated.run("status")[0]) != 0:
+        assert time.monotonic() < end, f"status ends with {code}"
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def operated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Operated]:
     daemon = Operated(tmp_path, capsys)
-    deadline = daemon.run("status")[0]
-    assert deadline == 0
+    wait_until_answered(daemon)
     yield daemon
     daemon.close()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

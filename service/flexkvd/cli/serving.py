@@ -39,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     about = "Lists jobs, the newest first, or shows one. With --json the answer of GET /v1/jobs or GET /v1/jobs/JOB."
     examples = ("flexkv jobs", "flexkv jobs 12 --follow", "flexkv jobs 12 --cancel")
     parser = add_command(commands, "jobs", "long work of the daemon", about, examples)
-    parser.add_argument("job", nargs="?", metavar="JOB", help="a job's id (all)")
+    parser.add_argument("job", nargs="?", type=positive, metavar="JOB", help="a job's number (all)")
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--follow", action="store_true", help="show its progress until it has ended; Ctrl-C cancels it")
     end.add_argument("--cancel", action="store_true", help="cancel it")

@@ -41,7 +41,15 @@ class Section:
         for position, name in enumerate((first, *self.columns[1:])):
             justify = "right" if position in self.right else "left"
             ratio = 1 if position == self.wide else None
-            made.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)  # type: ignore[arg-type]
+            least = None if position else len(name)
+            made.add_column(
+                name,
+                justify=justify,  # type: ignore[arg-type]
+                no_wrap=True,
+                overflow="ellipsis",
+                ratio=ratio,
+                min_width=least,
+            )
         for row in self.rows:
             made.add_row(*row)
         return made
