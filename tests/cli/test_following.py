@@ -26,7 +26,7 @@ def started(operated: Operated, work: Callable[[Progress], Awaitable[dict[str, A
 
 
 def test_ctrl_c_asks_the_daemon_to_cancel_and_says_so(operated: Operated) -> None:
-    """A job that is followed in a terminal shows how far it is; interrupted, it is cancelled, and the exit code is 130."""
+    """A job that is followed shows how far it is; interrupted, it is cancelled, and the exit code is 130."""
     cancelled: list[bool] = []
 
     async def work(progress: Progress) -> dict[str, Any]:
@@ -40,7 +40,8 @@ def test_ctrl_c_asks_the_daemon_to_cancel_and_says_so(operated: Operated) -> Non
 
     number = started(operated, work)
     with Terminal(["jobs", number, "--follow", "--address", operated.address], 100, 24) as terminal:
-        assert "3.00 MiB/8.00 MiB" in terminal.wait_for("slow (job")
+        terminal.wait_for("slow (job")
+        terminal.wait_for("3.00 MiB/8.00 MiB")
         terminal.press("\x03")
         assert terminal.wait() == 130
         assert f"the daemon is asked to cancel job {number}" in terminal.text
@@ -73,7 +74,7 @@ def test_a_job_ends_the_command_as_it_ends_itself(operated: Operated, outcome, c
 
 
 def test_who_may_do_what_decides_the_exit_code(tmp_path, capsys, monkeypatch) -> None:
-    """No token and a wrong one end with 4, and so does a read token where an admin's is wanted; both are never shown."""
+    """No token and a wrong one end with 4, and so does a read token where an admin's is wanted; none is shown."""
     for name, text in (("all", "read reader-1\nadmin chief-1\n"), ("read", "reader-1\n"), ("wrong", "nobody-1\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o600)

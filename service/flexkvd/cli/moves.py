@@ -18,6 +18,18 @@ LOWER_TIERS = ("ssd", "s3")
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `prefetch`, `evict`, `demote` and `flush` to the commands of `flexkv`."""
+    _add_prefetch(commands)
+    _add_evict(commands)
+    _add_demote(commands)
+    about = "Copies every block down to a tier, admission aside. With --json the job at its end (GET /v1/jobs/ID)."
+    parser = add_command(commands, "flush", "copy all blocks down", about, ("flexkv flush ssd --deadline 5m",))
+    parser.add_argument("tier", choices=LOWER_TIERS, metavar="TIER", help=f"one of: {', '.join(LOWER_TIERS)}")
+    _add_deadline(parser)
+    add_detach(parser)
+    parser.set_defaults(run=run_flush)
+
+
+def _add_prefetch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     about = "Promotes blocks to DRAM ahead of need. With --json the job at its end (GET /v1/jobs/ID)."
     examples = (
         "flexkv prefetch 5f0c1b2a39485766758493a2b1c0dfee",
@@ -29,6 +41,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_detach(parser)
     parser.set_defaults(run=run_prefetch)
 
+
+def _add_evict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     about = (
         "Drops copies from a tier: what has a copy below or may go for good; what must go down first is demoted. "
         "What is pinned, leased or being read stays, and is counted. With --json the job at its end (GET "
@@ -49,6 +63,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_detach(parser)
     parser.set_defaults(run=run_evict)
 
+
+def _add_demote(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     about = (
         "Copies blocks down to a tier, admission aside; they stay where they are. With --json the job at its end "
         "(GET /v1/jobs/ID)."
@@ -61,13 +77,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_deadline(parser)
     add_detach(parser)
     parser.set_defaults(run=run_demote)
-
-    about = "Copies every block down to a tier, admission aside. With --json the job at its end (GET /v1/jobs/ID)."
-    parser = add_command(commands, "flush", "copy all blocks down", about, ("flexkv flush ssd --deadline 5m",))
-    parser.add_argument("tier", choices=LOWER_TIERS, metavar="TIER", help=f"one of: {', '.join(LOWER_TIERS)}")
-    _add_deadline(parser)
-    add_detach(parser)
-    parser.set_defaults(run=run_flush)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
