@@ -143,6 +143,6 @@ def given_keys(words: Sequence[str]) -> list[str]:
 
 def _keys_of_input() -> list[str]:
     try:
-        return [block_key(word) for line in sys.stdin for word in line.split()[:1]]
+        return [block_key(word if word != "-" else "") for line in sys.stdin for word in line.split()[:1]]
     except (argparse.ArgumentTypeError, UnicodeDecodeError) as error:
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"on standard input: {error}") from error
