@@ -18,6 +18,7 @@ from flexkvd.cli import main
 from flexkvd.cli.doctor import device, findings, kernel
 from flexkvd.cli.doctor.finding import Finding, Subject, Verdict
 from flexkvd.config import Config, parse_config
+from tests.cli.conftest import Operated
 from tests.tiers.small_disk import mounted, switchable
 
 GIB = 1 << 30
@@ -220,6 +221,18 @@ def test_sockets_say_who_may_not_connect_and_what_nobody_listens_on(tmp_path):
     path.unlink()
     gone = config_of(tmp_path / "gone")
     assert found(Subject(gone), "service")["worker socket"].verdict is Verdict.FAILED
+
+
+def test_a_running_daemon_is_asked_and_is_no_stranger(operated: Operated) -> None:
+    """It holds its own directory and sockets, which is as it should be, and says itself how it is."""
+    subject = Subject(operated.daemon.config, None, os.getpid())
+    seen = found(subject, "configuration", "disk", "service")
+    assert {name: each.detail for name, each in seen.items() if each.verdict is Verdict.FAILED} == {}
+    assert "in use by the running daemon" in seen["lock"].detail
+    assert seen["daemon"] == Finding("daemon", Verdict.OK, "ready")
+    assert "answers" in seen["api socket"].detail
+    stranger = Subject(operated.daemon.config)
+    assert found(stranger, "disk")["lock"].verdict is Verdict.FAILED
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

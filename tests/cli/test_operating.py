@@ -8,6 +8,7 @@ import pytest
 
 from flexkv_py.errors import FlexKVError
 from flexkvd.cli import main
+from flexkvd.cli.admin import AdminClient, path_of
 from flexkvd.cli.connecting import read_token_file
 from tests.cli.conftest import SAVED, Operated
 
@@ -44,6 +45,19 @@ def test_a_long_job_is_followed_and_listed(operated: Operated) -> None:
     assert (code, "[conflict]" in err) == (1, True)
     detached = operated.json("flush", "ssd", "--detach")
     assert operated.run("jobs", str(detached["id"]), "--follow")[0] == 0
+
+
+def test_events_are_heard_as_they_happen(operated: Operated) -> None:
+    """The stream of the API tells samples every second, and each change of a job."""
+    client = AdminClient(operated.address)
+    heard = []
+    for name, data in client.events(path_of("events")):
+        heard.append((name, data.get("state")))
+        if heard == [("sample", None)]:
+            client.call("POST", path_of("flush"), {"to_tier": "ssd"})
+        if heard[-1] == ("job", "done"):
+            break
+    assert ("job", "running") in heard
 
 
 def test_what_is_not_there_ends_with_five_and_a_sentence(operated: Operated) -> None:
