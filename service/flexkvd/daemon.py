@@ -10,7 +10,7 @@ import importlib
 import logging
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -55,17 +55,21 @@ class Stop:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.on_hangup: Callable[[], None] = lambda: log.info("SIGHUP: the start goes on with the file as it was read")
 
     def ask(self) -> None:
         if self.asked.is_set():
             self.hurry.set()
         self.asked.set()
 
+    def hang_up(self) -> None:
+        self.on_hangup()
+
     def on_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """SIGTERM and SIGINT drain; only in a process of the daemon's own."""
+        """SIGTERM and SIGINT drain, SIGHUP reloads; only in a process of the daemon's own."""
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask)
-        loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: nothing can be reloaded yet, restart instead")
+        loop.add_signal_handler(signal.SIGHUP, self.hang_up)
 
 
 class Daemon:
@@ -88,13 +92,15 @@ class Daemon:
         parts.engine.on_broken = self._broken
         parts.sessions.on_ticket_finished = self._ticket_finished
         parts.readiness.on_ready = self._ready
+        parts.settings.listen(_set_log_level)
+        self._stop.on_hangup = lambda: self._spawn(self._reload())
 
     async def run(self) -> int:
         """0 after a drain, 1 after a bug; raises the FlexKVError that made it stop."""
         try:
             self._start_background(read_token(self._config.api.token_file, "[api] token_file"))
             await self._stop.asked.wait()
-            self._end_at_s = self._loop.time() + self._config.daemon.drain_s
+            self._end_at_s = self._loop.time() + self._drain_s
             await self._drain()
         finally:
             await self._end()
@@ -105,6 +111,10 @@ class Daemon:
     def stop(self) -> None:
         """Drain and end; called again: do not wait any longer."""
         self._stop.ask()
+
+    @property
+    def _drain_s(self) -> float:
+        return self._parts.settings.config.daemon.drain_s
 
     # ------------------------------------------------------------ background
 
@@ -175,6 +185,15 @@ class Daemon:
         self._stop.hurry.set()
         self._stop.asked.set()
 
+    async def _reload(self) -> None:
+        """Do what the file says now; a file that is refused changes nothing."""
+        try:
+            reload = await self._parts.settings.reload()
+        except FlexKVError as error:
+            log.error("the configuration stays as it is: %s", error)
+            return
+        log.info("reloaded: %s", reload)
+
     # -------------------------------------------------------------------- end
 
     async def _drain(self) -> None:
@@ -183,8 +202,8 @@ class Daemon:
         parts.readiness.draining = True
         if parts.engine.broken:
             return
-        log.info("draining for at most %g s", self._config.daemon.drain_s)
-        parts.server.going_away("the daemon is stopping", round(self._config.daemon.drain_s * 1000))
+        log.info("draining for at most %g s", self._drain_s)
+        parts.server.going_away("the daemon is stopping", round(self._drain_s * 1000))
         parts.engine.post(DrainStarted(parts.engine.now_ns()))
         while parts.sessions.busy and self._loop.time() < self._end_at_s and not self._stop.hurry.is_set():
             with suppress(TimeoutError):
@@ -212,6 +231,10 @@ class Daemon:
                 self._failure = self._failure or error
                 log.error("a tier did not close: %s", error, exc_info=error)
         log.info("stopped")
+
+
+def _set_log_level(config: Config) -> None:
+    logging.getLogger().setLevel(config.daemon.log_level.upper())
 
 
 def _is_bug(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -36,8 +37,10 @@ from flexkvd.resets import Resets
 from flexkvd.row_path import SHARED, RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
+from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
+from flexkvd.toml_tables import bad_config
 
 BOOT_BYTES = 16
 
@@ -59,6 +62,7 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    settings: Settings
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -103,9 +107,16 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(
-        boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, resets, row_path, lag
-    )
+    settings = Settings(config)
+    settings.listen(partial(_keep_rules, told))
+    tail = (readiness, resets, row_path, lag, settings)
+    return Parts(boot, planner, engine, sessions, executor, server, arena, lanes, stores, *tail)
+
+
+def _keep_rules(told: PlannerConfig, config: Config) -> None:
+    """The planner is told its rules once: a change of them is refused, not accepted without effect."""
+    if planner_config(config) != told:
+        raise bad_config("the planner's rules change only with a restart: write them into the file")
 
 
 def _reset_log(config: Config) -> ResetLog | None:
