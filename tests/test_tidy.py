@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PRODUCT = ("flexkv_py", "tiers", "service", "demo", "scripts")
 MODULE_LINES_MAX = 400
 DECLARATION_LINES_MAX = 500
-DECLARATIONS = {Path("flexkv_py/core/messages.py"), Path("flexkv_py/rows/messages.py")}
+DECLARATIONS = {Path("flexkv_py") / package / "messages.py" for package in ("core", "rows", "wire")}
 """Vocabularies: nothing but declarations, and a reader wants all of them in one place."""
 
 TEST_LINES_MAX = 500
