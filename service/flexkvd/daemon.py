@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,10 @@ from flexkv_py.errors import FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkvd import socket_file, startup
 from flexkvd.config import ApiTable, Config, read_token
+from flexkvd.inherited import Inherited
+from flexkvd.notify import ServiceManager, Supervision
 from flexkvd.parts import Parts, make_parts
+from flexkvd.state_line import state_line
 from flexkvd.tickets import Ticket
 from flexkvd.toml_tables import bad_config
 
@@ -44,9 +49,13 @@ async def serve(config: Config) -> int:
     stop = Stop()
     stop.on_signals(asyncio.get_running_loop())  # before anybody can connect
     async with AsyncExitStack() as stack:
-        parts = await make_parts(config, stack)
+        manager = ServiceManager(Supervision.take(os.environ), asyncio.get_running_loop())
+        stack.callback(manager.close)
+        inherited = Inherited.take(os.environ)
+        stack.callback(inherited.close)
+        parts = await make_parts(config, stack, inherited=inherited)
         log.info("serves workers on %s", config.daemon.socket)
-        return await Daemon(config, parts, stop).run()
+        return await Daemon(config, parts, stop, manager, inherited).run()
 
 
 class Stop:
@@ -77,7 +86,14 @@ class Daemon:
 
     operator: Operator
 
-    def __init__(self, config: Config, parts: Parts, stop: Stop | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        stop: Stop | None = None,
+        manager: ServiceManager | None = None,
+        inherited: Inherited | None = None,
+    ) -> None:
         from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
 
         self.operator = Operator(parts)
@@ -85,6 +101,8 @@ class Daemon:
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._stop = stop or Stop()
+        self._manager = manager or ServiceManager(Supervision(), self._loop)
+        self._inherited = inherited or Inherited([])
         self._end_at_s = 0.0  # on the loop's clock: when the drain is over, whatever still runs
         self._failure: BaseException | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -121,6 +139,7 @@ class Daemon:
     def _start_background(self, api_token: str) -> None:
         parts = self._parts
         parts.readiness.begin("start", lambda: "background work begins")
+        self._manager.watch(partial(state_line, parts.readiness, parts.planner.state))
         if self._config.dram.populate:
             self._spawn(startup.populate(parts.arena, parts.readiness))
         for tier, (store, _) in parts.stores.items():
@@ -148,7 +167,7 @@ class Daemon:
             if table.host:
                 listener = stack.enter_context(_listen_tcp(table))
             else:
-                file = socket_file.listen(table.socket, API_SOCKET_MODE)
+                file = socket_file.listen(table.socket, API_SOCKET_MODE, self._inherited.claim("admin", table.socket))
                 stack.callback(file.close)
                 listener = file.socket
             module = await asyncio.to_thread(importlib.import_module, "flexkvd.api")
@@ -165,6 +184,7 @@ class Daemon:
     def _ready(self) -> None:
         behind = ", ".join(self._parts.readiness.steps)
         log.info("ready%s", f", {behind} is still to come" if behind else "")
+        self._manager.ready()
         startup.settle_heap()
 
     def _overheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -187,12 +207,11 @@ class Daemon:
 
     async def _reload(self) -> None:
         """Do what the file says now; a file that is refused changes nothing."""
-        try:
-            reload = await self._parts.settings.reload()
-        except FlexKVError as error:
-            log.error("the configuration stays as it is: %s", error)
-            return
-        log.info("reloaded: %s", reload)
+        with self._manager.reloading():
+            try:
+                log.info("reloaded: %s", await self._parts.settings.reload())
+            except FlexKVError as error:
+                log.error("the configuration stays as it is: %s", error)
 
     # -------------------------------------------------------------------- end
 
@@ -200,6 +219,7 @@ class Daemon:
         """Admit nothing new, let tickets end until `drain_s` is over, then cancel what is left."""
         parts = self._parts
         parts.readiness.draining = True
+        self._manager.stopping(self._drain_s)
         if parts.engine.broken:
             return
         log.info("draining for at most %g s", self._drain_s)

@@ -29,6 +29,7 @@ from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.frame_check import check_frames
+from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
@@ -66,7 +67,12 @@ class Parts:
     settings: Settings
 
 
-async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
+async def make_parts(
+    config: Config,
+    stack: AsyncExitStack,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+    inherited: Inherited | None = None,
+) -> Parts:
     """Make everything workers need; what is made is closed by `stack`. Raises FlexKVError.
 
     The directory is locked before the socket answers, so a second daemon serves nobody.
@@ -96,7 +102,8 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
