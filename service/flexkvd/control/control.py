@@ -13,6 +13,7 @@ from typing import Any
 import flexkv_py
 from flexkvd.api.limits import ApiLimits
 from flexkvd.api.table import ApiTable
+from flexkvd.config import Config
 from flexkvd.control.blocks import Blocks
 from flexkvd.control.feed import Feed
 from flexkvd.control.measures import Measures, nested
@@ -41,6 +42,8 @@ class Operator:
         self.sampler = Sampler(parts, self.tiers, self.feed)
         self.limits = ApiLimits(table.requests_per_s_max, table.body_bytes_max)
         self.jobs = Jobs(asyncio.get_running_loop(), table.jobs_running_max)
+        self.settings = parts.settings
+        self.settings.listen(self._adopt)
         self.blocks = Blocks(parts)
         self.work = Work(parts, self.jobs)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))
@@ -88,6 +91,10 @@ class Operator:
 
     def policy(self) -> dict[str, Any]:
         return policy_facts(self._parts.planner.state)
+
+    def _adopt(self, config: Config) -> None:
+        self.limits.requests_per_s_max = config.api.requests_per_s_max
+        self.limits.body_bytes_max = config.api.body_bytes_max
 
     async def close(self) -> None:
         """Let listeners go and end all jobs."""
