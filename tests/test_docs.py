@@ -13,7 +13,7 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.wire.messages import ClientMessage, DaemonMessage
 from flexkvd.api import make_app
 from flexkvd.config import describe
-from flexkvd.metrics import FAMILIES
+from flexkvd.families import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"flexkv_py": "flexkv_py", "flexkv_tiers": "tiers/flexkv_tiers", "flexkvd": "service/flexkvd"}

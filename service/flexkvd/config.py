@@ -206,6 +206,12 @@ class LimitsTable:
         Kind.COUNT, "A block whose demotion failed so often may leave DRAM without a copy below.", 2, low=1, high=1000
     )
     retry_after_s: float = key(Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60)
+    metrics_tenants_max: int = key(
+        Kind.COUNT,
+        "Tenants that have metrics of their own: the most used. The rest are counted together.",
+        50,
+        high=1000,
+    )
     story_events_max: int = key(Kind.COUNT, "Lines kept of all blocks' stories.", 65_536, low=1, high=1 << 24)
 
 

@@ -21,7 +21,6 @@ from flexkv_tiers.base import TierFault
 from flexkvd import socket_file, startup
 from flexkvd.config import ApiTable, Config, read_token
 from flexkvd.parts import Parts, make_parts
-from flexkvd.tickets import Ticket
 from flexkvd.toml_tables import bad_config
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ class Daemon:
         self._background: set[asyncio.Task[None]] = set()
         self._loop.set_exception_handler(self._overheard)
         parts.engine.on_broken = self._broken
-        parts.sessions.on_ticket_finished = self._ticket_finished
         parts.readiness.on_ready = self._ready
 
     async def run(self) -> int:
@@ -147,10 +145,6 @@ class Daemon:
             await server.run_on(listener)
 
     # ----------------------------------------------------------------- events
-
-    def _ticket_finished(self, ticket: Ticket) -> None:
-        seconds = (self._parts.engine.now_ns() - ticket.opened_ns) / 1e9
-        self.operator.metrics.ticket_ended(ticket.kind, seconds)
 
     def _ready(self) -> None:
         behind = ", ".join(self._parts.readiness.steps)

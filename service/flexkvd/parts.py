@@ -39,6 +39,7 @@ from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
+from flexkvd.usage import Usage
 
 BOOT_BYTES = 16
 
@@ -60,6 +61,7 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    usage: Usage
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -82,6 +84,7 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     readiness = Readiness()
     stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
     sessions = Sessions(engine, config.limits)
+    usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
@@ -97,9 +100,8 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
     stack.callback(server.close)
-    return Parts(
-        boot, planner, engine, sessions, executor, server, arena, devices, stores, readiness, resets, row_path, lag
-    )
+    tiers = (arena, devices, stores)
+    return Parts(boot, planner, engine, sessions, executor, server, *tiers, readiness, resets, row_path, lag, usage)
 
 
 def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:
