@@ -1,6 +1,7 @@
 """The values of every metric, read from the parts when somebody asks: nothing on the hot path knows of metrics.
 
-Owns which part says what. What it costs is bounded by the series there are, never by blocks, records or objects.
+Owns which part says what. Counters that an alert may watch are told as 0 before they count: a series that begins at 1
+shows no increase. What it costs is bounded by the series there are, never by blocks, records or objects.
 `metrics` makes text of it.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import flexkv_py
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.messages import Fault, Outcome, ReplayOutcome, TicketKind, Tier
+from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.sparse import SparseRows
 from flexkv_tiers.base import RemoteStore, WearingStore
 from flexkvd.durations import Durations
@@ -74,6 +76,8 @@ class Measures:
 def _planner_samples(parts: Parts) -> dict[str, Samples]:
     state = parts.planner.state
     counters, facts = by_name(parts.planner.counters), facts_of(state)
+    for name, labels in _told_from_0(facts["tiers"]):
+        counters[name] = {**dict.fromkeys(labels, 0), **counters.get(name, {})}
     return {
         **{each.name: _labelled(counters.get(each.of, {})) for each in PLANNER_COUNTERS},
         **{each.name: {(tier,): tiers[each.of] for tier, tiers in facts["tiers"].items()} for each in TIER_GAUGES},
@@ -82,13 +86,26 @@ def _planner_samples(parts: Parts) -> dict[str, Samples]:
     }
 
 
+def _told_from_0(tiers: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
+    """Names of the planner's counters with the labels they are told for, counted or not."""
+    yield "matched_keys", ("hit", "miss")
+    yield "replays_refused", ReplayOutcome
+    for kind in (TicketKind.LOAD, TicketKind.SAVE, TicketKind.PREFETCH):
+        yield f"{kind.value}_keys", Outcome
+    for name in ("hits", "promotions", "demotions", "evictions"):
+        yield name, tiers
+
+
 def _link_samples(parts: Parts) -> dict[str, Samples]:
     links = {(link.name,): link for link in parts.executor.links.values()}
     lanes = parts.devices.lanes.status()
     devices: Mapping[str, Any] = {"host": lanes, **lanes.get("devices", {})}  # type: ignore[dict-item]
     return {
         "flexkv_link_bytes_total": _labelled(parts.executor.traffic.bytes),
-        "flexkv_link_faults_total": parts.executor.traffic.faults,
+        "flexkv_link_faults_total": {
+            **{(link, fault.value): 0 for (link,) in links for fault in Fault},
+            **parts.executor.traffic.faults,
+        },
         "flexkv_link_waiting": {name: link.waiting for name, link in links.items()},
         "flexkv_link_running": {name: link.running for name, link in links.items()},
         "flexkv_link_running_bytes": {name: link.running_bytes for name, link in links.items()},
@@ -103,7 +120,7 @@ def _link_samples(parts: Parts) -> dict[str, Samples]:
 def _loop_samples(parts: Parts) -> dict[str, Samples]:
     on_core_ns, queued_ns = parts.lag.core_times()
     return {
-        "flexkv_request_errors_total": _labelled(parts.server.failures),
+        "flexkv_request_errors_total": _labelled({**dict.fromkeys(ErrorCode, 0), **parts.server.failures}),
         "flexkv_connections": {(): parts.server.connections},
         "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
         "flexkv_events_total": {(): parts.engine.events},
@@ -125,7 +142,7 @@ def _row_samples(parts: Parts) -> dict[str, Samples]:
         "flexkv_row_requests": {(): sum(len(reader.attached) for reader in readers)},
         "flexkv_row_pages_total": _labelled(traffic.pages),
         "flexkv_row_messages_total": _labelled(traffic.messages),
-        "flexkv_row_sessions_ended_total": _labelled(traffic.sessions_ended),
+        "flexkv_row_sessions_ended_total": _labelled({ErrorCode.ACK_OVERDUE: 0, **traffic.sessions_ended}),
         "flexkv_row_lookups_total": _labelled(traffic.lookups),
         "flexkv_row_predicted_total": _labelled(sparse.predicted) if sparse else {},
         "flexkv_row_came_true_total": _labelled(sparse.came_true) if sparse else {},
