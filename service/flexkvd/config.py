@@ -154,7 +154,9 @@ class RowPathTable:
     replay_s_max: float = key(
         Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
     )
-    absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
+    absent_replays_max: int = key(
+        Kind.COUNT, "A step that fails more often in a row is refused.", 64, low=1, high=1_000
+    )
     pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM for what one failed step needs.", 0.5, low=0.01, high=1)
 
 
