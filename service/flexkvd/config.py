@@ -157,7 +157,9 @@ class RowPathTable:
     replay_s_max: float = key(
         Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
     )
-    absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
+    absent_replays_max: int = key(
+        Kind.COUNT, "A step that fails more often in a row is refused.", 64, low=1, high=1_000
+    )
     pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM for what one failed step needs.", 0.5, low=0.01, high=1)
 
 
@@ -210,6 +212,12 @@ class LimitsTable:
     )
     retry_after_s: float = key(
         Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60, live=True
+    )
+    metrics_tenants_max: int = key(
+        Kind.COUNT,
+        "Tenants that have metrics of their own: the most used. The rest are counted together.",
+        50,
+        high=1000,
     )
     story_events_max: int = key(Kind.COUNT, "Lines kept of all blocks' stories.", 65_536, low=1, high=1 << 24)
 

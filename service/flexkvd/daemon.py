@@ -28,7 +28,6 @@ from flexkvd.inherited import Inherited
 from flexkvd.notify import ServiceManager, Supervision
 from flexkvd.parts import Parts, make_parts
 from flexkvd.state_line import state_line
-from flexkvd.tickets import Ticket
 from flexkvd.toml_tables import bad_config
 
 if TYPE_CHECKING:
@@ -110,7 +109,6 @@ class Daemon:
         self._background: set[asyncio.Task[None]] = set()
         self._loop.set_exception_handler(self._overheard)
         parts.engine.on_broken = self._broken
-        parts.sessions.on_ticket_finished = self._ticket_finished
         parts.readiness.on_ready = self._ready
         parts.settings.listen(_set_log_level)
         self._stop.on_hangup = lambda: self._spawn(self._reload())
@@ -179,10 +177,6 @@ class Daemon:
             await server.run_on(listener, self.operator.feed.close)
 
     # ----------------------------------------------------------------- events
-
-    def _ticket_finished(self, ticket: Ticket) -> None:
-        seconds = (self._parts.engine.now_ns() - ticket.opened_ns) / 1e9
-        self.operator.metrics.ticket_ended(ticket.kind, seconds)
 
     def _ready(self) -> None:
         behind = ", ".join(self._parts.readiness.steps)

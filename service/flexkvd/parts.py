@@ -44,6 +44,7 @@ from flexkvd.sessions import Sessions
 from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
+from flexkvd.usage import Usage
 
 BOOT_BYTES = 16
 
@@ -67,6 +68,7 @@ class Parts:
     lag: LagProbe
     operations: Operations
     settings: Settings
+    usage: Usage
 
 
 async def make_parts(
@@ -94,6 +96,7 @@ async def make_parts(
     readiness = Readiness()
     stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
     sessions = Sessions(engine, config.limits)
+    usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
@@ -129,6 +132,7 @@ async def make_parts(
         lag=lag,
         operations=operations,
         settings=settings,
+        usage=usage,
     )
 
 

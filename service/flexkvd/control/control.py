@@ -16,14 +16,14 @@ from flexkvd.api.table import ApiTable
 from flexkvd.config import Config
 from flexkvd.control.blocks import Blocks
 from flexkvd.control.feed import Feed
-from flexkvd.control.measures import Measures, nested
 from flexkvd.control.policies import policy_facts
 from flexkvd.control.samples import Sampler
 from flexkvd.control.sessions import SessionFacts
 from flexkvd.control.tiers import Tiers
 from flexkvd.control.work import Work
-from flexkvd.facts import facts_of
+from flexkvd.facts import by_name, facts_of
 from flexkvd.jobs import Jobs
+from flexkvd.measures import Measures
 from flexkvd.metrics import Metrics
 from flexkvd.parts import Parts
 
@@ -74,7 +74,7 @@ class Operator:
             **self.readiness(),
             "resets": parts.resets.status(),
             "planner": facts_of(parts.planner.state),
-            "counters": nested(parts.planner.counters),
+            "counters": by_name(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),
             "sessions": self.sessions.all(),
             "tiers": {"dram": parts.arena.status(), **tiers},
