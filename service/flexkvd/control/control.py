@@ -13,16 +13,17 @@ from typing import Any
 import flexkv_py
 from flexkvd.api.limits import ApiLimits
 from flexkvd.api.table import ApiTable
+from flexkvd.config import Config
 from flexkvd.control.blocks import Blocks
 from flexkvd.control.feed import Feed
-from flexkvd.control.measures import Measures, nested
 from flexkvd.control.policies import policy_facts
 from flexkvd.control.samples import Sampler
 from flexkvd.control.sessions import SessionFacts
 from flexkvd.control.tiers import Tiers
 from flexkvd.control.work import Work
-from flexkvd.facts import facts_of
+from flexkvd.facts import by_name, facts_of
 from flexkvd.jobs import Jobs
+from flexkvd.measures import Measures
 from flexkvd.metrics import Metrics
 from flexkvd.parts import Parts
 
@@ -41,6 +42,8 @@ class Operator:
         self.sampler = Sampler(parts, self.tiers, self.feed)
         self.limits = ApiLimits(table.requests_per_s_max, table.body_bytes_max)
         self.jobs = Jobs(asyncio.get_running_loop(), table.jobs_running_max)
+        self.settings = parts.settings
+        self.settings.listen(self._adopt)
         self.blocks = Blocks(parts)
         self.work = Work(parts, self.jobs)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))
@@ -71,7 +74,7 @@ class Operator:
             **self.readiness(),
             "resets": parts.resets.status(),
             "planner": facts_of(parts.planner.state),
-            "counters": nested(parts.planner.counters),
+            "counters": by_name(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),
             "sessions": self.sessions.all(),
             "tiers": {"dram": parts.arena.status(), **tiers},
@@ -88,6 +91,10 @@ class Operator:
 
     def policy(self) -> dict[str, Any]:
         return policy_facts(self._parts.planner.state)
+
+    def _adopt(self, config: Config) -> None:
+        self.limits.requests_per_s_max = config.api.requests_per_s_max
+        self.limits.body_bytes_max = config.api.body_bytes_max
 
     async def close(self) -> None:
         """Let listeners go and end all jobs."""

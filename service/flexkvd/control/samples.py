@@ -15,8 +15,8 @@ import msgspec
 
 from flexkvd.control.feed import Feed
 from flexkvd.control.policies import guesses
-from flexkvd.control.quantiles import quantile_s
 from flexkvd.control.tiers import COPY_LINKS, COUNTED, Tiers
+from flexkvd.durations import Durations, quantiles
 from flexkvd.facts import tier_facts
 from flexkvd.parts import Parts
 
@@ -100,4 +100,7 @@ class Sampler:
         counts = list(self._parts.lag.lag.counts)
         before = self._lags[0] if self._lags else [0] * len(counts)
         self._lags.append(counts)
-        return quantile_s([now - then for now, then in zip(counts, before, strict=True)], 0.99)
+        lately = Durations()
+        lately.counts = [now - then for now, then in zip(counts, before, strict=True)]
+        found = quantiles([lately])
+        return None if found is None else found["p99"]

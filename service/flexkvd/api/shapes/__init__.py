@@ -17,6 +17,7 @@ from flexkvd.api.shapes.blocks import (
     UnpinBody,
     UnpinReport,
 )
+from flexkvd.api.shapes.configuration import Configuration, ConfigurationChange, Setting
 from flexkvd.api.shapes.history import (
     CopyCounts,
     Fault,
@@ -73,6 +74,8 @@ __all__ = [
     "BlockPage",
     "Body",
     "Breaker",
+    "Configuration",
+    "ConfigurationChange",
     "CopyCounts",
     "Deadline",
     "DemoteBody",
@@ -110,6 +113,7 @@ __all__ = [
     "SessionDetail",
     "SessionFacts",
     "Sessions",
+    "Setting",
     "Shape",
     "State",
     "Status",
