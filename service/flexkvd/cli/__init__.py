@@ -7,6 +7,7 @@ imported: the others bring numpy, boto3 and half a second.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -53,6 +54,9 @@ DEBUG_VARIABLE = "FLEXKV_DEBUG"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `flexkv`; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our signs gets question marks, not an error
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete  # noqa: PLC0415 - only a shell that completes needs it
 
