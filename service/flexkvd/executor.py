@@ -83,7 +83,7 @@ class Executor:
         self._faults = faults or FaultLog(loop.time)
         self._running = 0  # moves and copies that run or wait for their turn
         self._settled: asyncio.Future[None] | None = None  # ends when there are none; somebody waits for it
-        self._copies = Copies(engine, sessions, lanes, loop, self._copied)
+        self.copies = Copies(engine, sessions, lanes, loop, self._copied)
         for tier, (store, limits) in stores.items():
             self._add_links(tier, store, limits)
         engine.handlers |= {StartMove: self._start_move, StartCopies: self._start_copies}
@@ -147,7 +147,7 @@ class Executor:
     # ----------------------------------------------------------------- copies
 
     def _start_copies(self, copies: StartCopies) -> None:
-        if self._copies.start(copies):
+        if self.copies.start(copies):
             self._running += len(copies.blocks)
             return
         for block in copies.blocks:  # the worker died before its copies began

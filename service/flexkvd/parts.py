@@ -29,7 +29,9 @@ from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.faults import FaultLog
 from flexkvd.frame_check import check_frames
+from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
+from flexkvd.live_rules import LiveRules
 from flexkvd.operations import Operations
 from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
@@ -40,8 +42,10 @@ from flexkvd.resets import Resets
 from flexkvd.row_path import SHARED, RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
+from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
+from flexkvd.usage import Usage
 
 BOOT_BYTES = 16
 
@@ -66,9 +70,16 @@ class Parts:
     operations: Operations
     faults: FaultLog
     recorder: Recorder
+    settings: Settings
+    usage: Usage
 
 
-async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
+async def make_parts(
+    config: Config,
+    stack: AsyncExitStack,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+    inherited: Inherited | None = None,
+) -> Parts:
     """Make everything workers need; what is made is closed by `stack`. Raises FlexKVError.
 
     The directory is locked before the socket answers, so a second daemon serves nobody.
@@ -89,6 +100,7 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     readiness = Readiness()
     stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
+    usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
@@ -99,12 +111,16 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
     segment_bytes = config.dram.segment_bytes
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
     stack.callback(server.close)
+    operations = Operations(engine, planner, sessions, readiness)
+    settings = Settings(config)
+    settings.listen(LiveRules(told, operations))
     return Parts(
         boot=boot,
         planner=planner,
@@ -119,9 +135,11 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
         resets=resets,
         row_path=row_path,
         lag=lag,
-        operations=Operations(engine, planner, sessions, readiness),
+        operations=operations,
         faults=faults,
         recorder=recorder,
+        settings=settings,
+        usage=usage,
     )
 
 
