@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from flexkv_py import __version__
 from flexkv_py.errors import FlexKVError
-from flexkvd.cli import lifecycle, replay, selections, verify
+from flexkvd.cli import lifecycle, replay, replay_record, selections, verify
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"flexkv {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     replay.add_parser(commands)
+    replay_record.add_parser(commands)
     selections.add_parser(commands)
     verify.add_parser(commands)
     lifecycle.add_parser(commands)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flexkvd.fault_log import FaultLog
 
 from flexkv_py.client import Client
 from flexkv_py.core.messages import Fault
-from flexkvd.fault_log import FaultLog
 from tests.tiers.small_disk import mounted
 
 from .conftest import GEOMETRY, DaemonThread, Worker
