@@ -259,13 +259,13 @@ class Daemon:
         log.info("stopped")
 
 
+def _set_log_level(config: Config) -> None:
+    logging.getLogger().setLevel(config.daemon.log_level.upper())
+
+
 def _dump_directory(config: Config) -> Path | None:
     named = config.recorder.directory or config.daemon.state_directory
     return Path(named) if named else None
-
-
-def _set_log_level(config: Config) -> None:
-    logging.getLogger().setLevel(config.daemon.log_level.upper())
 
 
 def _is_bug(error: BaseException) -> bool:

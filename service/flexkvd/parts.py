@@ -68,10 +68,10 @@ class Parts:
     row_path: RowPath
     lag: LagProbe
     operations: Operations
-    faults: FaultLog
-    recorder: Recorder
     settings: Settings
     usage: Usage
+    faults: FaultLog
+    recorder: Recorder
 
 
 async def make_parts(
@@ -136,10 +136,10 @@ async def make_parts(
         row_path=row_path,
         lag=lag,
         operations=operations,
-        faults=faults,
-        recorder=recorder,
         settings=settings,
         usage=usage,
+        faults=faults,
+        recorder=recorder,
     )
 
 

@@ -91,8 +91,8 @@ class Server:
         faults: FaultLog | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
-        self._faults = faults or FaultLog()
         self.request_time = timings()
+        self._faults = faults or FaultLog()
         self._listener = listener
         self._requests = requests
         self._sessions = sessions

@@ -44,6 +44,8 @@ class Operator:
         self.jobs = Jobs(asyncio.get_running_loop(), table.jobs_running_max)
         self.settings = parts.settings
         self.settings.listen(self._adopt)
+        self.faults = parts.faults
+        self.recorder = parts.recorder
         self.blocks = Blocks(parts)
         self.work = Work(parts, self.jobs)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))
