@@ -32,6 +32,8 @@ def _forget(state: State, block: Block) -> None:
         state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
     state.demotion_faults.pop(block, None)
     state.pushed_out.pop(block, None)
+    if state.retention:
+        state.retention.forget(block)
 
 
 def relink(state: State, block: Block) -> None:
@@ -44,7 +46,7 @@ def relink(state: State, block: Block) -> None:
         return
     block.linked = linked
     if not linked:
-        _cool(state, block)
+        _cool(block)
     _spread(state, block)
 
 
@@ -65,14 +67,13 @@ def relink_slice(state: State, blocks_max: int = RELINK_SLICE_MAX) -> None:
         relink(state, queue.popleft())  # one that is gone meanwhile has no copy, so no link to change
 
 
-def _cool(state: State, block: Block) -> None:
+def _cool(block: Block) -> None:
     """An orphan is the first victim: nobody can match it. One that stood ready to go still does."""
     for copy in (block.dram, block.ssd, block.s3):
         if copy is not None and copy.queue is not None:
-            level = state.levels[copy.tier]
-            ready_to_go = copy.queue is level.reclaimable
+            shelf, ready_to_go = block.index.owner.shelves[copy.tier], copy.stands_ready
             copy.queue.remove(copy)
             if ready_to_go:
-                level.reclaimable.push_oldest(copy)
+                shelf.spare(copy, first=True)
             else:
-                level.policy.cool(copy)
+                shelf.cool(copy)

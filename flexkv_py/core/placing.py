@@ -8,13 +8,14 @@ needs, `loading` and `saving` say.
 from __future__ import annotations
 
 from flexkv_py.core import loading, saving
-from flexkv_py.core.blocks import Rule
+from flexkv_py.core.blocks import Rank, Rule
 from flexkv_py.core.messages import BlockCopy, LoadAsked, PrefetchAsked, SaveAsked, TicketKind, Tier
 from flexkv_py.core.recovery import index_of
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, refuse, wait_for_room
 from flexkv_py.errors import ErrorCode
+from flexkv_py.tenants.owner import Owner
 
 
 def on_load(state: State, event: LoadAsked | PrefetchAsked) -> None:
@@ -38,8 +39,11 @@ def on_save(state: State, event: SaveAsked) -> None:
     index = index_of(state, session)
     ticket = Ticket(event.ticket, event.session, TicketKind.SAVE, event.keys, index, event.deadline_ns)
     ticket.parent, ticket.ack = event.parent, event.ack
-    if event.hints.skip_below or event.hints.high_priority:
-        ticket.rule = Rule.NEVER if event.hints.skip_below else Rule.ALWAYS
+    hints = event.hints
+    if hints.skip_below or hints.high_priority or hints.low_priority:
+        rank = Rank.HIGH if hints.high_priority else Rank.LOW if hints.low_priority else Rank.NORMAL
+        ticket.rule = Rule(hints.skip_below, rank)
+    ticket.keep_until_ns = state.now_ns + hints.retention_ns if hints.retention_ns else 0
     _arrive(state, session, ticket)
 
 
@@ -77,22 +81,40 @@ def look_at_arrivals(state: State) -> None:
 
 
 def serve_line(state: State, kind: TicketKind) -> bool:
-    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left."""
+    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left.
+
+    Tenants take turns, and whoever waits for his own quota alone holds up nobody else.
+    """
     line = state.lines[kind]
     if not line:
         return True
-    place = saving.place if kind is TicketKind.SAVE else loading.place
-    last, copies = line[0][0], list[BlockCopy]()
-    for _ in range(min(len(line), state.config.keys_per_event_max)):
-        ticket, position = line[0]
-        if ticket is not last:
+    left, was_short, line.short = state.config.keys_per_event_max, line.short, False
+    for owner in line.turns():
+        left -= _serve_tenant(state, kind, owner, left)
+        stuck = owner in line and left > 0
+        line.end_turn(owner)
+        if left <= 0 or (stuck and not owner.at_quota):
+            line.short = bool(line) and (was_short or stuck)
+            break
+    state.more = state.more or (left <= 0 and bool(line))
+    return not line
+
+
+def _serve_tenant(state: State, kind: TicketKind, owner: Owner, keys_max: int) -> int:
+    """Place what one tenant has waiting, until it must wait again. Returns how many keys were placed."""
+    line, place, placed = state.lines[kind], saving.place if kind is TicketKind.SAVE else loading.place, 0
+    last, copies = None, list[BlockCopy]()
+    while placed < keys_max and (first := line.first(owner)) is not None:
+        ticket, position = first
+        if last is not None and ticket is not last:
             loading.hand_out(state, last, copies)
-            last, copies = ticket, []
+            copies = []
+        last = ticket
         if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
             break
-        line.popleft()
+        line.remove(owner, first)
         ticket.waiting -= 1
-    else:
-        state.more = state.more or bool(line)
-    loading.hand_out(state, last, copies)
-    return not line
+        placed += 1
+    if last is not None:
+        loading.hand_out(state, last, copies)
+    return placed

@@ -27,6 +27,7 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
 from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
+from flexkv_py.tenants import keeping, naming
 
 TIMERS_PER_EVENT_MAX = 1024
 
@@ -58,6 +59,8 @@ class Planner:
             messages.PagesAcknowledged: partial(attached.on_acknowledged, self.state),
             messages.HeatReported: partial(replays.on_heat, self.state),
             messages.WorkerGone: partial(attached.on_worker_gone, self.state),
+            messages.NamespacesNamed: partial(naming.on_named, self.state),
+            messages.QuotaChanged: partial(naming.on_quota_changed, self.state),
             messages.RoomRestored: lambda event: self.state.levels[event.tier].restore(),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
@@ -78,9 +81,10 @@ class Planner:
     def next_deadline_ns(self) -> int | None:
         """When `messages.TimePassed` is due, unless another event comes first: at once if slices of work are left."""
         state = self.state
-        if state.more or state.relink or state.touches or state.arrivals:
+        if state.more or state.relink or state.touches or state.arrivals or state.moving:
             return state.now_ns
         due_ns = [state.timers[0][0]] if state.timers else []
+        due_ns += filter(None, [state.retention.next_ns()])
         if any(state.lines.values()):
             due_ns += [level.ails_from_ns for level in state.below if level.ails_from_ns > state.now_ns]
         return min(due_ns, default=None)
@@ -101,6 +105,8 @@ class Planner:
             state.touch_slice()
         if state.relink:
             relink_slice(state)
+        naming.move_slice(state)
+        keeping.drop_expired(state)
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
@@ -151,7 +157,10 @@ class Planner:
             refuse(state, event.session, 0, 0, ErrorCode.LIMIT_EXCEEDED, why)
             return
         assert event.session not in state.sessions
-        session = state.sessions[event.session] = Session(event.session, event.namespace, event.shard, event.instance)
+        owner = naming.name(state, event.namespace.digest, event.tenant)
+        owner.sessions += 1
+        session = Session(event.session, event.namespace, event.shard, owner, event.instance)
+        state.sessions[event.session] = session
         recovery.index_of(state, session)
 
     def _on_session_closed(self, event: messages.SessionClosed) -> None:
@@ -163,7 +172,8 @@ class Planner:
             for lease in list(session.leases.values()):
                 let_go(state, lease)
             del state.sessions[event.session]
-            recovery.forget_idle_indexes(state)
+            session.owner.sessions -= 1
+            naming.forget_idle(state, [session.owner, *recovery.forget_idle_indexes(state)])
         state.out.append(messages.EndSession(event.session))
 
     def _on_flush(self, event: messages.FlushAsked) -> None:

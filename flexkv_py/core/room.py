@@ -16,10 +16,12 @@ from flexkv_py.core.placement import Verdict, explain, judge, judge_now, refusal
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
+from flexkv_py.tenants.shelf import Shelf
 
 VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
 CLEAN_PER_EVENT_MAX = 64
+TENDED_PER_EVENT_MAX = 4
 RECORDS_PER_FULL = 2
 SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
 RESERVE_SHARE, RESERVE_SHARE_MAX = 0.01, 0.1
@@ -36,15 +38,23 @@ class Room(Enum):
 
 
 def take_frames(state: State, index: Index, count: int) -> bytes | None:
-    """Frames (packed) for `count` chunks of this index, evicting what may go; None when nothing may go now."""
-    pages = index.frame_pages
+    """Frames (packed) for `count` chunks of this index, evicting what may go; None when nothing may go now.
+
+    A tenant at its quota gives up its own; else whoever is most above its share does.
+    """
+    pages, shelf = index.frame_pages, index.owner.shelves[Tier.DRAM]
+    more_bytes = count * pages * ALIGN_BYTES
     for _ in range(VICTIMS_PER_TAKE_MAX):
-        frames = state.frames.take(pages, count)
+        index.owner.at_quota = shelf.lacks(more_bytes)
+        frames = None if index.owner.at_quota else state.frames.take(pages, count)
         if frames is not None:
+            index.charge(Tier.DRAM, more_bytes)
             return frames
-        victim = _evict_one(state, state.dram)
+        victim = _evict_one(state, shelf if index.owner.at_quota else state.dram)
+        if victim is None and not index.owner.at_quota and not any(level.writes.count for level in state.below):
+            victim = _evict_one(state, shelf)  # what others have is held, and waiting would bring no room: so its own
         if victim is None:
-            state.rows.short_pages = max(state.rows.short_pages, count * pages)
+            state.rows.short(index.owner if index.owner.at_quota else None, count * pages)
             return None
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free
@@ -62,7 +72,7 @@ def promote(
     if not state.promotions.takes(block.index.record_bytes, share=1 if priority is Priority.LOAD else 2):
         return None
     kept = [copy for copy in (source, block.dram) if copy is not None]
-    stood_ready = [copy.queue is state.levels[copy.tier].reclaimable for copy in kept]
+    stood_ready = [copy.stands_ready for copy in kept]
     for copy in kept:
         state.pin(copy)  # making room must not evict what we are about to read, or to fill
     frames = take_frames(state, block.index, chunks.bit_count())
@@ -79,10 +89,10 @@ def promote(
     return dram
 
 
-def _evict_one(state: State, level: Level) -> Copy | None:
-    """Evict the tier's coldest copy that may go, and say which; what must be written first is set on its way down."""
+def _evict_one(state: State, room: Level | Shelf) -> Copy | None:
+    """Evict the room's coldest copy that may go, and say which; what must be written first is set on its way down."""
     for _ in range(VICTIM_SCAN_MAX):
-        copy = level.reclaimable.oldest or level.policy.coldest()
+        copy = room.coldest()
         if copy is None:
             return None
         verdict = judge_now(state, copy)
@@ -95,7 +105,7 @@ def _evict_one(state: State, level: Level) -> Copy | None:
             if verdict is Verdict.REFUSED:
                 for rule in refusals(state, copy):
                     state.count("refused_admissions", rule)
-            if level.tier is not Tier.DRAM:
+            if room.tier is not Tier.DRAM:
                 _had_their_turn(state, copy)
             evict(state, copy, explain(state, copy, verdict))
             return copy
@@ -108,7 +118,7 @@ def _had_their_turn(state: State, record: Copy) -> None:
     Written once more they would push out the next record, whose copy above would be written again, and so on for ever.
     """
     block = record.block
-    if any(copy.tier < record.tier and copy.queue is state.levels[copy.tier].reclaimable for copy in block.copies()):
+    if any(copy.tier < record.tier and copy.stands_ready for copy in block.copies()):
         state.pushed_out[block] = block.uses
 
 
@@ -125,7 +135,7 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
     """
     passed, insists = "", block.needed
     for level in state.below:
-        if not level.takes(block.index.record_bytes, state.now_ns):
+        if not level.takes(block.index, state.now_ns):
             continue
         if not insists and (why := refusal(state, level, block)):
             passed = f"not above: {why}"
@@ -143,18 +153,23 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
 
 
 def make_room(state: State, level: Level, index: Index) -> Room:
-    """Whether one more record fits this tier; starts drops when it does not."""
-    if not level.capacity_bytes or level.used_bytes + index.record_bytes <= level.capacity_bytes:
-        return Room.NOW
-    target = level.capacity_bytes - index.record_bytes
-    _drop_until(state, level, target)
-    return Room.SOON if level.used_bytes - level.dropping_bytes <= target else Room.NONE
+    """Whether one more record fits this tier and its tenant's quota there; starts drops when it does not."""
+    answer, rooms = Room.NOW, (index.owner.shelves[level.tier], level)
+    for room in rooms:
+        target = room.capacity_bytes - index.record_bytes
+        if not room.capacity_bytes or room.used_bytes <= target:
+            continue
+        _drop_until(state, room, target)
+        if room.used_bytes - room.dropping_bytes > target:
+            return Room.NONE
+        answer = Room.SOON
+    return answer
 
 
-def _drop_until(state: State, level: Level, target_bytes: int) -> None:
+def _drop_until(state: State, room: Level | Shelf, target_bytes: int) -> None:
     """Drop the coldest records until, once the drops have ended, at most `target_bytes` are used."""
     for _ in range(VICTIM_SCAN_MAX):
-        if level.used_bytes - level.dropping_bytes <= target_bytes or _evict_one(state, level) is None:
+        if room.used_bytes - room.dropping_bytes <= target_bytes or _evict_one(state, room) is None:
             return
 
 
@@ -186,45 +201,73 @@ def clean_ahead(state: State) -> None:
     """Keep a share of DRAM, and of SSD above S3, free or ready to be dropped at once; and S3 within its capacity."""
     frames, ssd, s3 = state.frames, state.levels.get(Tier.SSD), state.levels.get(Tier.S3)
     capacity, used = frames.total_pages * ALIGN_BYTES, frames.used_pages * ALIGN_BYTES
-    _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used)
+    _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used, used)
     if ssd is not None and ssd.up:  # what is down can neither be read nor dropped
         _drop_ahead(state, ssd)
         if s3 is not None:
             free = ssd.capacity_bytes - ssd.used_bytes
-            _keep_clean(state, ssd, state.config.ssd_clean_ahead * ssd.capacity_bytes, free)
+            _keep_clean(state, ssd, state.config.ssd_clean_ahead * ssd.capacity_bytes, free, ssd.used_bytes)
     if s3 is not None and s3.capacity_bytes and s3.up and not s3.drop_failed:  # or each failed drop cost another
         _drop_until(state, s3, s3.capacity_bytes)  # the ends of these drops are the events that go on with it
+    for _ in range(min(len(state.tended), TENDED_PER_EVENT_MAX)):
+        _tend(state, next(iter(state.tended)))
 
 
-def _keep_clean(state: State, level: Level, share_bytes: float, free_bytes: int) -> None:
-    """Have the coldest copies of a tier written below, until this much is free, ready to go or on its way."""
-    goal_bytes = min(share_bytes, _room_below(state, level))
+def _tend(state: State, shelf: Shelf) -> None:
+    """Keep what a tenant has within its quota, and a share of that free or ready to go, as the tier's room is kept."""
+    level, capacity = state.levels.get(shelf.tier), shelf.capacity_bytes
+    del state.tended[shelf]
+    if level is None or not capacity or not level.up:
+        return
+    if level.tier is Tier.DRAM:
+        for _ in range(VICTIM_SCAN_MAX):
+            if shelf.lacks(0) and _evict_one(state, shelf) is None:
+                break
+        _keep_clean(state, shelf, state.config.dram_clean_ahead * capacity, capacity - shelf.used_bytes, capacity)
+    elif not level.drop_failed:
+        _drop_until(state, shelf, capacity)
+        if level.tier is Tier.SSD:
+            _drop_ahead(state, shelf)
+            free = capacity - shelf.used_bytes
+            _keep_clean(state, shelf, state.config.ssd_clean_ahead * capacity, free, capacity)
+    if shelf.used_bytes - shelf.dropping_bytes > capacity:
+        state.tended[shelf] = None
+
+
+def _keep_clean(state: State, room: Level | Shelf, share_bytes: float, free_bytes: int, used_bytes: int) -> None:
+    """Have the coldest copies of a room written below, until this much is free, ready to go or on its way.
+
+    In a tier that tenants share the fullest must have its part of that: it is who gives.
+    """
+    shelf = room if isinstance(room, Shelf) else room.ranking.fullest()
     for _ in range(CLEAN_PER_EVENT_MAX):
-        copy = level.policy.coldest()
-        if copy is None:
+        copy = None if shelf is None else shelf.unclean()
+        if shelf is None or copy is None:
             return
-        index, clean = copy.block.index, level.reclaimable.count
+        index, clean, going = copy.block.index, shelf.reclaimable.count, 0
         copy_bytes = index.record_bytes
-        if level.tier is Tier.DRAM:
-            copy_bytes = index.frame_pages * index.chunk_count * ALIGN_BYTES
-            clean += sum(lower.writes.count for lower in state.below)
-        if free_bytes + clean * copy_bytes >= goal_bytes or not _clean(state, level, copy):
+        if room.tier is Tier.DRAM:
+            copy_bytes, going = index.frames_bytes, sum(lower.writes.count for lower in state.below)
+        clean_bytes = clean * copy_bytes * max(1.0, used_bytes / (shelf.used_bytes or 1))
+        goal_bytes = min(share_bytes, _room_below(state, shelf))
+        if free_bytes + going * copy_bytes + clean_bytes >= goal_bytes or not _clean(state, shelf, copy):
             return
 
 
-def _room_below(state: State, level: Level) -> float:
-    """Bytes that may be kept clean: half of the smallest tier below, or each record written would push out another's.
+def _room_below(state: State, shelf: Shelf) -> float:
+    """Bytes that may be kept clean: half of the smallest room below, or each record written would push out another's.
 
     The smallest, for gates and budgets may leave a block no other.
     """
-    below = [lower.capacity_bytes for lower in state.below if lower.tier > level.tier and lower.capacity_bytes]
-    return min(below) * CLEAN_SHARE_MAX if below else inf
+    lower = [level for level in state.below if level.tier > shelf.tier]
+    rooms = [room.capacity_bytes for level in lower for room in (level, shelf.owner.shelves[level.tier])]
+    return min(filter(None, rooms), default=inf) * CLEAN_SHARE_MAX
 
 
-def _drop_ahead(state: State, ssd: Level) -> None:
+def _drop_ahead(state: State, ssd: Level | Shelf) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
-    copy = ssd.reclaimable.oldest or ssd.policy.coldest()
-    if copy is not None and not ssd.drop_failed:  # else each failed drop cost another record
+    copy = ssd.coldest()
+    if copy is not None and not state.levels[Tier.SSD].drop_failed:  # else each failed drop cost another record
         record_bytes = copy.block.index.record_bytes
         burst_bytes = max(RESERVE_SHARE * ssd.capacity_bytes, RESERVE_RECORDS * record_bytes)
         reserve = min(
@@ -236,13 +279,13 @@ def _drop_ahead(state: State, ssd: Level) -> None:
         _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
 
 
-def _clean(state: State, level: Level, copy: Copy) -> bool:
+def _clean(state: State, shelf: Shelf, copy: Copy) -> bool:
     """Make the coldest copy reclaimable, or set it on its way down; False when that must wait."""
     verdict = judge(state, copy)
     if verdict.may_go:
         assert copy.queue is not None
         copy.queue.remove(copy)
-        level.reclaimable.push_newest(copy)
+        shelf.spare(copy)
         if verdict is not Verdict.COVERED:
             state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))
         return True

@@ -169,7 +169,7 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
         below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
         return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
-    return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
+    return 0 if paid_for and copy.stands_ready else weight
 
 
 def _slices(state: State) -> int:

@@ -167,7 +167,7 @@ class World:
     def _check_orders(self) -> None:
         """Each list, walked from its oldest, leads to its newest and has as many copies as it says."""
         for level in self.planner.state.levels.values():
-            for order in (level.reclaimable, *level.policy.lists):
+            for order in (order for shelf in level.shelves for order in shelf.lists):
                 count, last, copy = 0, None, order.oldest
                 while copy is not None and count <= order.count:
                     if copy.queue is not order or copy.older is not last:
