@@ -14,43 +14,12 @@ from flexkv_py.core.room import Room, make_room, promote
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
 from flexkv_py.core.transfers import Demand
-from flexkv_py.tenants.owner import Owner
 
-DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
 DEMAND_TRIES_MAX = 3
 
 
-def serve_demands(state: State) -> None:
-    """Start what may start now, in order, a bounded number per event."""
-    if state.demands_abandoned:
-        _forget_abandoned(state)
-    for tier, waiting in state.demands.items():
-        left = DEMANDS_PER_EVENT_MAX
-        for owner in waiting.turns():
-            while left > 0 and (want := waiting.first(owner)) is not None:
-                if not _serve(state, tier, want):
-                    _end_reached(state, tier, owner)
-                    left *= write_may_start(state, state.levels[tier], want.block)  # or it is the tier that keeps all
-                    break
-                waiting.remove(owner, want)
-                left -= 1
-            waiting.end_turn(owner)
-            if not left:
-                break
-
-
-def _end_reached(state: State, tier: Tier, owner: Owner) -> None:
-    """Demands behind one that waits for room end if their blocks are there already: held, those would be that room."""
-    waiting = state.demands[tier]
-    for want in waiting.first_few(owner, DEMANDS_PER_EVENT_MAX)[1:]:
-        target = want.block.copy_in(tier)
-        if target is not None and target.state is CopyState.READY:
-            waiting.remove(owner, want)
-            finish_demand(state, want, ok=True)
-
-
-def _forget_abandoned(state: State) -> None:
+def forget_abandoned(state: State) -> None:
     """Let go of blocks that only tickets which are over have asked for; held for nobody, they would block others."""
     state.demands_abandoned = False
     for waiting in state.demands.values():
@@ -58,7 +27,7 @@ def _forget_abandoned(state: State) -> None:
             finish_demand(state, want, ok=False)
 
 
-def _serve(state: State, tier: Tier, want: Demand) -> bool:
+def serve(state: State, tier: Tier, want: Demand) -> bool:
     """True when the demand has ended or now waits on a copy; False when it must wait for room."""
     block, level = want.block, state.levels[tier]
     target = block.copy_in(tier)

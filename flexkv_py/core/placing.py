@@ -1,8 +1,8 @@
 """Requests that name keys, placed a bounded number of keys per event: no large one holds up what others ask.
 
 A new request's keys are first looked at in slices; sessions take turns, and each one's requests keep their
-order. A key that finds no room waits in the line of its kind, and lines are served in slices too. What a key
-needs, `loading` and `saving` say.
+order. A key that finds no room waits in the line of its kind, which `tenants.turns` serves. What a key needs, `loading`
+and `saving` say.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import open_ticket, refuse, wait_for_room
 from flexkv_py.errors import ErrorCode
-from flexkv_py.tenants.owner import Owner
 
 
 def on_load(state: State, event: LoadAsked | PrefetchAsked) -> None:
@@ -78,43 +77,3 @@ def look_at_arrivals(state: State) -> None:
             session.arrived.popleft()
         if session.arrived:
             state.arrivals.append(session)
-
-
-def serve_line(state: State, kind: TicketKind) -> bool:
-    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left.
-
-    Tenants take turns, and whoever waits for his own quota alone holds up nobody else.
-    """
-    line = state.lines[kind]
-    if not line:
-        return True
-    left, was_short, line.short = state.config.keys_per_event_max, line.short, False
-    for owner in line.turns():
-        left -= _serve_tenant(state, kind, owner, left)
-        stuck = owner in line and left > 0
-        line.end_turn(owner)
-        if left <= 0 or (stuck and not owner.at_quota):
-            line.short = bool(line) and (was_short or stuck)
-            break
-    state.more = state.more or (left <= 0 and bool(line))
-    return not line
-
-
-def _serve_tenant(state: State, kind: TicketKind, owner: Owner, keys_max: int) -> int:
-    """Place what one tenant has waiting, until it must wait again. Returns how many keys were placed."""
-    line, place, placed = state.lines[kind], saving.place if kind is TicketKind.SAVE else loading.place, 0
-    last, copies = None, list[BlockCopy]()
-    while placed < keys_max and (first := line.first(owner)) is not None:
-        ticket, position = first
-        if last is not None and ticket is not last:
-            loading.hand_out(state, last, copies)
-            copies = []
-        last = ticket
-        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
-            break
-        line.remove(owner, first)
-        ticket.waiting -= 1
-        placed += 1
-    if last is not None:
-        loading.hand_out(state, last, copies)
-    return placed

@@ -13,13 +13,12 @@ from typing import Any
 
 from flexkv_py.core import messages, recovery
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.demands import pump_flushes, serve_demands
+from flexkv_py.core.demands import pump_flushes
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
 from flexkv_py.core.matching import let_go, on_match
 from flexkv_py.core.messages import TicketKind
-from flexkv_py.core.placing import look_at_arrivals, on_load, on_save, serve_line
-from flexkv_py.core.room import clean_ahead
+from flexkv_py.core.placing import look_at_arrivals, on_load, on_save
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_session_tickets, expire_ticket, finish_ticket, open_ticket, refuse
@@ -28,6 +27,8 @@ from flexkv_py.keys import BlockKey
 from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
 from flexkv_py.tenants import keeping, naming
+from flexkv_py.tenants.tending import clean_ahead
+from flexkv_py.tenants.turns import serve_demands, serve_line
 
 TIMERS_PER_EVENT_MAX = 1024
 

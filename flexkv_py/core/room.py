@@ -1,4 +1,4 @@
-"""Making room: frames for a fill, bytes for a record, and the clean-ahead that keeps both cheap.
+"""Making room: frames for a fill, bytes for a record. What keeps both cheap is `tenants.tending`.
 
 Room is made where it is needed, when it is needed. Every loop here is bounded, so the cost of one
 eviction does not depend on how many candidates there are.
@@ -7,12 +7,11 @@ eviction does not depend on how many candidates there are.
 from __future__ import annotations
 
 from enum import Enum
-from math import inf
 
 from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import evict, start_demotion, start_reading, unpin
-from flexkv_py.core.placement import Verdict, explain, judge, judge_now, refusal, refusals, write_may_start
+from flexkv_py.core.placement import Verdict, explain, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -20,13 +19,8 @@ from flexkv_py.tenants.shelf import Shelf
 
 VICTIMS_PER_TAKE_MAX = 64
 VICTIM_SCAN_MAX = 8
-CLEAN_PER_EVENT_MAX = 64
-TENDED_PER_EVENT_MAX = 4
 RECORDS_PER_FULL = 2
 SHRUNK_NS = 60_000_000_000  # how long a tier that had less room than was counted is taken for that small
-RESERVE_SHARE, RESERVE_SHARE_MAX = 0.01, 0.1
-RESERVE_RECORDS = 16
-CLEAN_SHARE_MAX = 0.5
 
 
 class Room(Enum):
@@ -50,9 +44,9 @@ def take_frames(state: State, index: Index, count: int) -> bytes | None:
         if frames is not None:
             index.charge(Tier.DRAM, more_bytes)
             return frames
-        victim = _evict_one(state, shelf if index.owner.at_quota else state.dram)
+        victim = evict_one(state, shelf if index.owner.at_quota else state.dram)
         if victim is None and not index.owner.at_quota and not any(level.writes.count for level in state.below):
-            victim = _evict_one(state, shelf)  # what others have is held, and waiting would bring no room: so its own
+            victim = evict_one(state, shelf)  # what others have is held, and waiting would bring no room: so its own
         if victim is None:
             state.rows.short(index.owner if index.owner.at_quota else None, count * pages)
             return None
@@ -89,7 +83,7 @@ def promote(
     return dram
 
 
-def _evict_one(state: State, room: Level | Shelf) -> Copy | None:
+def evict_one(state: State, room: Level | Shelf) -> Copy | None:
     """Evict the room's coldest copy that may go, and say which; what must be written first is set on its way down."""
     for _ in range(VICTIM_SCAN_MAX):
         copy = room.coldest()
@@ -99,7 +93,7 @@ def _evict_one(state: State, room: Level | Shelf) -> Copy | None:
         if verdict is Verdict.HELD:
             state.touch(copy)  # out of the way of the scan until its lease ends
         elif verdict is Verdict.WRITE:
-            if not _send_down(state, copy):
+            if not send_down(state, copy):
                 return None
         else:
             if verdict is Verdict.REFUSED:
@@ -122,7 +116,7 @@ def _had_their_turn(state: State, record: Copy) -> None:
         state.pushed_out[block] = block.uses
 
 
-def _send_down(state: State, copy: Copy) -> bool:
+def send_down(state: State, copy: Copy) -> bool:
     """Start what a copy needs before it may go; False when that must wait."""
     return demote(state, copy.block, Priority.DEMOTION) if copy.tier is Tier.DRAM else stage_down(state, copy)
 
@@ -159,17 +153,17 @@ def make_room(state: State, level: Level, index: Index) -> Room:
         target = room.capacity_bytes - index.record_bytes
         if not room.capacity_bytes or room.used_bytes <= target:
             continue
-        _drop_until(state, room, target)
+        drop_until(state, room, target)
         if room.used_bytes - room.dropping_bytes > target:
             return Room.NONE
         answer = Room.SOON
     return answer
 
 
-def _drop_until(state: State, room: Level | Shelf, target_bytes: int) -> None:
+def drop_until(state: State, room: Level | Shelf, target_bytes: int) -> None:
     """Drop the coldest records until, once the drops have ended, at most `target_bytes` are used."""
     for _ in range(VICTIM_SCAN_MAX):
-        if room.used_bytes - room.dropping_bytes <= target_bytes or _evict_one(state, room) is None:
+        if room.used_bytes - room.dropping_bytes <= target_bytes or evict_one(state, room) is None:
             return
 
 
@@ -179,7 +173,7 @@ def make_room_after_fault(state: State, level: Level, index: Index) -> None:
     level.shrunk_until_ns = state.now_ns + SHRUNK_NS
     state.wake_at(level.shrunk_until_ns, "shrunk", level.tier)
     dropping_bytes = level.dropping_bytes
-    _drop_until(state, level, level.used_bytes - dropping_bytes - RECORDS_PER_FULL * index.record_bytes)
+    drop_until(state, level, level.used_bytes - dropping_bytes - RECORDS_PER_FULL * index.record_bytes)
     level.full = level.dropping_bytes == dropping_bytes
 
 
@@ -195,98 +189,3 @@ def stage_down(state: State, copy: Copy) -> bool:
     state.want(Demand(copy.block, Tier.S3, None, 0, staged=copy))
     state.more = True
     return True
-
-
-def clean_ahead(state: State) -> None:
-    """Keep a share of DRAM, and of SSD above S3, free or ready to be dropped at once; and S3 within its capacity."""
-    frames, ssd, s3 = state.frames, state.levels.get(Tier.SSD), state.levels.get(Tier.S3)
-    capacity, used = frames.total_pages * ALIGN_BYTES, frames.used_pages * ALIGN_BYTES
-    _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used, used)
-    if ssd is not None and ssd.up:  # what is down can neither be read nor dropped
-        _drop_ahead(state, ssd)
-        if s3 is not None:
-            free = ssd.capacity_bytes - ssd.used_bytes
-            _keep_clean(state, ssd, state.config.ssd_clean_ahead * ssd.capacity_bytes, free, ssd.used_bytes)
-    if s3 is not None and s3.capacity_bytes and s3.up and not s3.drop_failed:  # or each failed drop cost another
-        _drop_until(state, s3, s3.capacity_bytes)  # the ends of these drops are the events that go on with it
-    for _ in range(min(len(state.tended), TENDED_PER_EVENT_MAX)):
-        _tend(state, next(iter(state.tended)))
-
-
-def _tend(state: State, shelf: Shelf) -> None:
-    """Keep what a tenant has within its quota, and a share of that free or ready to go, as the tier's room is kept."""
-    level, capacity = state.levels.get(shelf.tier), shelf.capacity_bytes
-    del state.tended[shelf]
-    if level is None or not capacity or not level.up:
-        return
-    if level.tier is Tier.DRAM:
-        for _ in range(VICTIM_SCAN_MAX):
-            if shelf.lacks(0) and _evict_one(state, shelf) is None:
-                break
-        _keep_clean(state, shelf, state.config.dram_clean_ahead * capacity, capacity - shelf.used_bytes, capacity)
-    elif not level.drop_failed:
-        _drop_until(state, shelf, capacity)
-        if level.tier is Tier.SSD:
-            _drop_ahead(state, shelf)
-            free = capacity - shelf.used_bytes
-            _keep_clean(state, shelf, state.config.ssd_clean_ahead * capacity, free, capacity)
-    if shelf.used_bytes - shelf.dropping_bytes > capacity:
-        state.tended[shelf] = None
-
-
-def _keep_clean(state: State, room: Level | Shelf, share_bytes: float, free_bytes: int, used_bytes: int) -> None:
-    """Have the coldest copies of a room written below, until this much is free, ready to go or on its way.
-
-    In a tier that tenants share the fullest must have its part of that: it is who gives.
-    """
-    shelf = room if isinstance(room, Shelf) else room.ranking.fullest()
-    for _ in range(CLEAN_PER_EVENT_MAX):
-        copy = None if shelf is None else shelf.unclean()
-        if shelf is None or copy is None:
-            return
-        index, clean, going = copy.block.index, shelf.reclaimable.count, 0
-        copy_bytes = index.record_bytes
-        if room.tier is Tier.DRAM:
-            copy_bytes, going = index.frames_bytes, sum(lower.writes.count for lower in state.below)
-        clean_bytes = clean * copy_bytes * max(1.0, used_bytes / (shelf.used_bytes or 1))
-        goal_bytes = min(share_bytes, _room_below(state, shelf))
-        if free_bytes + going * copy_bytes + clean_bytes >= goal_bytes or not _clean(state, shelf, copy):
-            return
-
-
-def _room_below(state: State, shelf: Shelf) -> float:
-    """Bytes that may be kept clean: half of the smallest room below, or each record written would push out another's.
-
-    The smallest, for gates and budgets may leave a block no other.
-    """
-    lower = [level for level in state.below if level.tier > shelf.tier]
-    rooms = [room.capacity_bytes for level in lower for room in (level, shelf.owner.shelves[level.tier])]
-    return min(filter(None, rooms), default=inf) * CLEAN_SHARE_MAX
-
-
-def _drop_ahead(state: State, ssd: Level | Shelf) -> None:
-    """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
-    copy = ssd.coldest()
-    if copy is not None and not state.levels[Tier.SSD].drop_failed:  # else each failed drop cost another record
-        record_bytes = copy.block.index.record_bytes
-        burst_bytes = max(RESERVE_SHARE * ssd.capacity_bytes, RESERVE_RECORDS * record_bytes)
-        reserve = min(
-            RESERVE_SHARE_MAX * ssd.capacity_bytes,
-            burst_bytes,
-            state.config.demotions_in_flight_max * record_bytes,
-            state.config.demotion_bytes_in_flight_max,
-        )
-        _drop_until(state, ssd, int(ssd.capacity_bytes - reserve))
-
-
-def _clean(state: State, shelf: Shelf, copy: Copy) -> bool:
-    """Make the coldest copy reclaimable, or set it on its way down; False when that must wait."""
-    verdict = judge(state, copy)
-    if verdict.may_go:
-        assert copy.queue is not None
-        copy.queue.remove(copy)
-        shelf.spare(copy)
-        if verdict is not Verdict.COVERED:
-            state.tell(copy.block.key, "not demoted", copy.tier, explain(state, copy, verdict))
-        return True
-    return verdict is not Verdict.HELD and _send_down(state, copy)

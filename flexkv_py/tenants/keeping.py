@@ -5,14 +5,15 @@ Called by the planner's flows.
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, CopyState, Rule
-from flexkv_py.core.moves import evict
+from flexkv_py.core.blocks import Block, CopyState, DramCopy, Rule
+from flexkv_py.core.moves import evict, fail_fill, lose_record
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 
 EXPIRED_PER_EVENT_MAX = 64
 EXPIRED_AGAIN_NS = 1_000_000_000
-"""What is still read, written or held when its time has ended is looked at again after so long."""
+"""What is still being filled, or held, when its time has ended is looked at again after so long."""
+ENDED = "its retention time has ended"
 
 
 def keep_for_both(state: State, block: Block, ticket: Ticket) -> None:
@@ -34,11 +35,18 @@ def drop_expired(state: State) -> None:
 
 
 def _expire(state: State, block: Block) -> None:
-    """What nothing reads goes now; the rest when it is looked at again. A lease or a demand holds the block as ever."""
-    if not block.needed:
-        for copy in reversed(block.copies()):  # a copy above that is there in part needs the one below to the end
-            if copy.state is CopyState.READY and copy.readers == 0:
-                state.count("expired", copy.tier.name.lower())
-                evict(state, copy, "its retention time has ended")
+    """What is being filled goes when it is looked at again. A lease or a demand holds the block as ever."""
+    for copy in () if block.needed else block.copies():
+        if copy.state is not CopyState.READY:
+            continue
+        state.count("expired", copy.tier.name.lower())
+        if copy.readers == 0:
+            evict(state, copy, ENDED)
+            continue
+        state.tell(block.key, "evict", copy.tier, ENDED)  # those that read it read it to the end
+        if isinstance(copy, DramCopy):
+            fail_fill(state, copy)
+        else:
+            lose_record(state, copy)
     if block.index.blocks.get(block.key) is block:
         state.retention.keep(block, state.now_ns + EXPIRED_AGAIN_NS)

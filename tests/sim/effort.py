@@ -58,6 +58,7 @@ class Effort:
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
         self._potential = 0
+        self._expired = 0
         self._refused = 0  # staged blocks that did not reach S3
         self._slack = 0  # by how much the potential may yet grow before the next event from outside
         self._refusals_left = 0  # of blocks that are set aside for S3 by then
@@ -71,7 +72,9 @@ class Effort:
         potential, refused = potential_of(state), state.counters.get(("not_staged", "s3"), 0)
         grown, turned_away = potential + len(writes) - self._potential, refused - self._refused
         self._potential, self._refused = potential, refused
-        if not _is_inside(event):
+        expired = sum(count for (name, _), count in state.counters.items() if name == "expired")
+        ended, self._expired = expired - self._expired, expired  # blocks whose time was over: asked for long ago
+        if ended or not _is_inside(event):
             self._refusals_left = sum(want.staged is not None for want in live_demands(state))
             self._slack = SLACK_PER_DEMAND * _demanded(state) + WEIGHT_DRAM * self._refusals_left
         else:

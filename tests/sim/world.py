@@ -59,6 +59,7 @@ from tests.sim.oracle import Oracle
 from tests.sim.rows import RowTraffic
 from tests.sim.settings import make_config
 from tests.sim.stores import Bucket, Disk
+from tests.sim.tenants import Tenants
 from tests.sim.violation import Violation
 from tests.sim.whims import Whims
 
@@ -88,9 +89,9 @@ class World:
         self._row_chance = random.Random(seed)  # its own: worlds without workers of the row path stay as they are
         self._whims = self._row_chance.random() < 0.4
         self._row_gap_ns = self._row_chance.choice((0, 0, 100, 1000)) * MICROSECOND
-        self.config: PlannerConfig = make_config(
-            self.chance, self._row_chance, [space.spec for space in self.namespaces]
-        )
+        specs = [space.spec for space in self.namespaces]
+        self.tenants = Tenants(seed, specs)
+        self.config: PlannerConfig = make_config(self.chance, self._row_chance, specs, self.tenants)
         self.faults = Faults(self.chance)
         self.stores: dict[Tier, Disk | Bucket] = {}
         if Tier.SSD in self.config.tiers:
@@ -148,6 +149,7 @@ class World:
         at_once = due is not None and due <= self.planner.state.now_ns
         instructions = self.planner.handle(event)
         self.effort.note(event, instructions, at_once=at_once)
+        self.tenants.check(self, event)
         if instructions:
             self.digest.update(repr(instructions).encode())
         for instruction in instructions:
@@ -254,7 +256,8 @@ class World:
     def open_session(self, namespace: Namespace, shard: int, instance: str = "") -> Client:
         number = self.next_number()
         client = self.clients[number] = Client(number, namespace, shard)
-        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns, instance))
+        tenant = self.tenants.tenant(namespace.digest)
+        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns, instance, tenant))
         return client
 
     def close_session(self, client: Client) -> None:
@@ -329,6 +332,7 @@ class World:
             RefuseReplay: self.rows.refused,
             LoseSession: self.rows.lost,
         }
+        self.tenants.begin_life(self)
         for tier, store in self.stores.items():
             if tier in self._down:
                 self.post(TierChanged(tier, False, "planned", self.now_ns))
