@@ -22,8 +22,8 @@ def check(state: State, indexes: list[Index], copies: list[Copy]) -> None:
     for level in state.levels.values():
         for shelf in level.shelves:
             assert shelf.ranked or not shelf.count, f"{shelf.owner} has copies, and is never asked for room"
-            assert not shelf.ranked or shelf.fullness <= shelf.ranked_at
-    for block in state.retention._steps:
+            assert not (level.ranking.several and shelf.ranked) or shelf.fullness <= shelf.ranked_at
+    for block in state.retention.seconds:
         assert block.index.closed or block.index.blocks.get(block.key) is block, "a block that is gone is still kept"
 
 

@@ -310,7 +310,11 @@ class Index:
     def charge(self, tier: Tier, more_bytes: int) -> None:
         """This much more (or less) of a tier is used by blocks of this index."""
         self.used_bytes[tier] += more_bytes
-        self.owner.shelves[tier].charge(more_bytes)
+        shelf = self.owner.shelves[tier]
+        shelf.used_bytes += more_bytes
+        assert shelf.used_bytes >= 0
+        if shelf.watched and more_bytes > 0:
+            shelf.grown()
 
     def add(self, key: BlockKey, parent: BlockKey) -> Block:
         """A block that was in no tier; it adopts its waiting children."""

@@ -32,7 +32,7 @@ def _forget(state: State, block: Block) -> None:
         state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
     state.demotion_faults.pop(block, None)
     state.pushed_out.pop(block, None)
-    if state.retention:
+    if state.retention.seconds:
         state.retention.forget(block)
 
 

@@ -91,7 +91,7 @@ def evict(state: State, copy: Copy, why: str) -> None:
     block = copy.block
     state.tell(block.key, "evict", copy.tier, why)
     state.count("evictions", state.levels[copy.tier].word)
-    block.index.owner.count("evictions", state.levels[copy.tier].word)
+    block.index.owner.evictions[copy.tier] += 1
     if copy.tier is Tier.DRAM:
         block.dram = None
         free_frames(state, copy)

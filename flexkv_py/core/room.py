@@ -36,19 +36,19 @@ def take_frames(state: State, index: Index, count: int) -> bytes | None:
 
     A tenant at its quota gives up its own; else whoever is most above its share does.
     """
-    pages, shelf = index.frame_pages, index.owner.shelves[Tier.DRAM]
-    more_bytes = count * pages * ALIGN_BYTES
+    pages, owner, dram = index.frame_pages, index.owner, state.dram
+    more_bytes, shelf = count * pages * ALIGN_BYTES, owner.shelves[dram.tier]
     for _ in range(VICTIMS_PER_TAKE_MAX):
-        index.owner.at_quota = shelf.lacks(more_bytes)
-        frames = None if index.owner.at_quota else state.frames.take(pages, count)
+        owner.at_quota = at_quota = shelf.capacity_bytes > 0 and shelf.lacks(more_bytes)
+        frames = None if at_quota else state.frames.take(pages, count)
         if frames is not None:
-            index.charge(Tier.DRAM, more_bytes)
+            index.charge(dram.tier, more_bytes)
             return frames
-        victim = evict_one(state, shelf if index.owner.at_quota else state.dram)
-        if victim is None and not index.owner.at_quota and not any(level.writes.count for level in state.below):
+        victim = evict_one(state, shelf if at_quota else dram)
+        if victim is None and not at_quota and not any(level.writes.count for level in state.below):
             victim = evict_one(state, shelf)  # what others have is held, and waiting would bring no room: so its own
         if victim is None:
-            state.rows.short(index.owner if index.owner.at_quota else None, count * pages)
+            state.rows.short(owner if at_quota else None, count * pages)
             return None
         if victim.block.index.frame_pages != pages:
             state.frames.drain_for(pages)  # its frames are of another size: a whole segment must come free

@@ -37,7 +37,8 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         block.uses = block.uses or state.history.recall(key, index.shard)
     copy = block.dram = DramCopy(block, frames)
     block.rule = ticket.rule
-    state.retention.keep(block, ticket.keep_until_ns)
+    if ticket.keep_until_ns or state.retention.seconds:
+        state.retention.keep(block, ticket.keep_until_ns)
     transfer = state.begin(Transfer(TicketKind.SAVE, copy, None, ticket, position))
     copies.append(BlockCopy(transfer.id, position, key, copy.frames))
     return True
@@ -97,7 +98,6 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> None:
         copy.present, copy.filling = copy.filling, 0
         block.uses += 1
         state.tell(block.key, "save", Tier.DRAM)
-        block.index.owner.count("saved_bytes", "", block.index.frames_bytes)
         settle(state, block)
         grant(state, copy)
     else:

@@ -39,8 +39,9 @@ def _give(state: State, index: Index, owner: Owner) -> None:
     """What an index uses is another owner's from now on."""
     dropping = [row.copy.tier for row in state.transfers.values() if _drops(row.kind, row.copy, index)]
     for old, new in zip(index.owner.shelves, owner.shelves, strict=True):
-        new.charge(index.used_bytes[new.tier])
-        old.charge(-index.used_bytes[new.tier])
+        new.used_bytes += index.used_bytes[new.tier]
+        old.used_bytes -= index.used_bytes[new.tier]
+        new.grown()
         dropping_bytes = dropping.count(new.tier) * index.record_bytes
         new.dropping_bytes += dropping_bytes
         old.dropping_bytes -= dropping_bytes

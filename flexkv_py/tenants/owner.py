@@ -45,7 +45,7 @@ NO_QUOTA = Quota()
 class Owner:
     """One tenant. `shelves[tier]` is its part of a tier."""
 
-    __slots__ = ("at_quota", "counters", "name", "quota", "sessions", "shelves")
+    __slots__ = ("at_quota", "counters", "evictions", "name", "quota", "sessions", "shelves")
 
     def __init__(self, name: str | Marker, quota: Quota = NO_QUOTA) -> None:
         self.name = name
@@ -53,6 +53,7 @@ class Owner:
         self.shelves: list[Shelf] = []  # by tier
         self.at_quota = False  # what it last asked of DRAM failed by its own quota, not for want of frames
         self.sessions = 0  # open ones
+        self.evictions = [0] * len(Tier)  # by tier
         self.counters: dict[tuple[str, str], int] = {}  # running totals by (name, label), as the planner's own
 
     def count(self, name: str, label: str, amount: int = 1) -> None:

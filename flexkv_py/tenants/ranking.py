@@ -37,12 +37,16 @@ class Ranking(Generic[RankedT]):
 
     def __init__(self) -> None:
         self.shelves: list[RankedT] = []
+        self.several = False  # there was more than one: whoever grows must say so
         self._heap: list[tuple[float, int, RankedT]] = []
         self._entries = 0  # ever made: what breaks ties, so that the order is always the same
 
     def join(self, shelf: RankedT) -> None:
         """A new tenant's shelf, with nothing in it yet."""
         self.shelves.append(shelf)
+        if len(self.shelves) > 1 and not self.several:
+            self.several = True
+            self.grown(self.shelves[0])
 
     def leave(self, shelf: RankedT) -> None:
         """A tenant that has nothing here any more is forgotten."""
@@ -56,15 +60,15 @@ class Ranking(Generic[RankedT]):
         self._push(shelf, shelf.fullness)
 
     def grown(self, shelf: RankedT) -> None:
-        """A ranked shelf may be fuller than its entry says."""
+        """A shelf may be fuller than its entry says."""
         fullness = shelf.fullness
-        if fullness > shelf.ranked_at:
+        if shelf.ranked and fullness > shelf.ranked_at:
             self._push(shelf, fullness * HEADROOM)
 
     def fullest(self) -> RankedT | None:
         """The shelf that is most above its share and has copies that stand in some list."""
-        if len(self.shelves) == 1:
-            return self.shelves[0]
+        if not self.several:
+            return self.shelves[0] if self.shelves else None
         heap = self._heap
         while heap:
             bound, entry, shelf = heap[0]

@@ -10,7 +10,7 @@ import heapq
 
 from flexkv_py.core.blocks import Block
 
-STEP_NS = 1_000_000_000
+SECOND_NS = 1_000_000_000
 """A block is dropped at the end of the second its time ends in."""
 FOREVER = 0
 
@@ -19,40 +19,37 @@ class Retention:
     """When each block's time ends; blocks without an end are not here."""
 
     def __init__(self) -> None:
-        self._steps: dict[Block, int] = {}  # in which second
+        self.seconds: dict[Block, int] = {}  # in which each ends
         self._due: dict[int, dict[Block, None]] = {}
         self._order: list[int] = []  # the seconds of `_due`, a heap; some of them may be empty
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def until_ns(self, block: Block) -> int:
         """When the block's time ends; 0 = never."""
-        return self._steps.get(block, FOREVER) * STEP_NS
+        return self.seconds.get(block, FOREVER) * SECOND_NS
 
     def keep(self, block: Block, until_ns: int) -> None:
         """Keep it until then, 0 = without an end, instead of what was said before."""
         self.forget(block)
         if until_ns:
-            self._enter(block, -(-until_ns // STEP_NS))
+            self._enter(block, -(-until_ns // SECOND_NS))
 
     def keep_longer(self, block: Block, until_ns: int) -> None:
         """Somebody saved it again: the longest time that anybody asked for counts."""
-        known = self._steps.get(block, FOREVER)
-        if known and (not until_ns or until_ns > known * STEP_NS):
+        known = self.seconds.get(block, FOREVER)
+        if known and (not until_ns or until_ns > known * SECOND_NS):
             self.keep(block, until_ns)
 
     def forget(self, block: Block) -> None:
         """The block is gone, or has no end any more."""
-        step = self._steps.pop(block, FOREVER)
-        if step:
-            del self._due[step][block]
+        second = self.seconds.pop(block, FOREVER)
+        if second:
+            del self._due[second][block]
 
     def next_ns(self) -> int | None:
         """When something is due next."""
         while self._order and not self._due[self._order[0]]:
             del self._due[heapq.heappop(self._order)]
-        return self._order[0] * STEP_NS if self._order else None
+        return self._order[0] * SECOND_NS if self._order else None
 
     def take(self, now_ns: int) -> Block | None:
         """A block whose time has ended; it is forgotten here."""
@@ -63,9 +60,9 @@ class Retention:
         self.forget(block)
         return block
 
-    def _enter(self, block: Block, step: int) -> None:
-        self._steps[block] = step
-        if step not in self._due:
-            self._due[step] = {}
-            heapq.heappush(self._order, step)
-        self._due[step][block] = None
+    def _enter(self, block: Block, second: int) -> None:
+        self.seconds[block] = second
+        if second not in self._due:
+            self._due[second] = {}
+            heapq.heappush(self._order, second)
+        self._due[second][block] = None

@@ -68,23 +68,22 @@ class Shelf:
         """Copies that stand in any list."""
         return self.reclaimable.count + self.policy.count + self.high.count
 
-    def charge(self, more_bytes: int) -> None:
-        """This much more (or less) of the tier is used."""
-        self.used_bytes += more_bytes
-        assert self.used_bytes >= 0
-        if more_bytes > 0:
-            if self.capacity_bytes:
-                self._tended[self] = None
-            if self.ranked:
-                self._ranking.grown(self)
+    @property
+    def watched(self) -> bool:
+        """Whether anybody must hear that it has `grown`."""
+        return self.capacity_bytes > 0 or self._ranking.several
+
+    def grown(self) -> None:
+        """More of the tier is used than before, or its quota has changed."""
+        if self.capacity_bytes:
+            self._tended[self] = None
+        if self.ranked:
+            self._ranking.grown(self)
 
     def allow(self, quota_bytes: int, weight: float) -> None:
         """A new quota (0 = none). What is above it goes as soon as it may, and nothing is added meanwhile."""
         self.capacity_bytes, self.weight = quota_bytes, weight
-        if quota_bytes:
-            self._tended[self] = None
-        if self.ranked:
-            self._ranking.grown(self)
+        self.grown()
 
     def lacks(self, more_bytes: int) -> bool:
         """Whether the quota has no room for this much more."""
@@ -101,9 +100,8 @@ class Shelf:
         """A copy became READY, was used, or its last reader left."""
         if not self.ranked:
             self._ranking.enter(self)
-        rules = copy.block.index.rules
-        rank = copy.block.rule.rank if rules else Rank.NORMAL
-        if rank is Rank.NORMAL:
+        block = copy.block
+        if not block.index.rules or (rank := block.rule.rank) is Rank.NORMAL:
             self.policy.add(copy)
         else:
             (self.high if rank is Rank.HIGH else self.policy.cold).push_newest(copy)

@@ -18,9 +18,9 @@ from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Demand, InFlight
 from flexkv_py.rows import attached, leaving, replays
+from flexkv_py.rows.grants import Request
 from flexkv_py.tenants import tending
 from flexkv_py.tenants.shelf import Shelf
-from flexkv_py.rows.grants import Request
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
