@@ -58,6 +58,7 @@ def _live(world: World, steps: int) -> Workload:
 def _calm_down(world: World) -> None:
     """Faults stop: now every ticket ends, every queue drains, every request is answered."""
     world.faults.stop()
+    world.tenants.calm(world)
     for tier in list(world.stores):
         world.set_tier(tier, up=True)
     _settle(world, "after the faults stopped")
