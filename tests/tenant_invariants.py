@@ -17,7 +17,7 @@ def check(state: State, indexes: list[Index], copies: list[Copy]) -> None:
     _check_usage(state, indexes, [*copies, *state.dropped])
     for copy in copies:
         if copy.queue is not None and not state.moving:
-            shelf = copy.block.index.owner.shelves[copy.tier]
+            shelf = copy.block.index.shelves[copy.tier]
             assert any(copy.queue is each for each in shelf.lists), f"{copy} stands on another tenant's shelf"
     for level in state.levels.values():
         for shelf in level.shelves:

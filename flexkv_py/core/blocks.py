@@ -281,7 +281,8 @@ class Index:
     def __init__(self, namespace: NamespaceDigest, shard: int, owner: Owner) -> None:
         self.namespace = namespace
         self.shard = shard
-        self.owner = owner  # the tenant it belongs to, and on whose shelves its copies stand
+        self.owner = owner  # the tenant it belongs to
+        self.shelves = owner.shelves  # where its copies stand, by tier
         self.used_bytes = [0] * len(Tier)  # its part of what the owner uses, by tier
         self.spec: NamespaceSpec | None = None  # unknown until a session or a record header tells
         self.chunk_count = 0  # chunks, and so frames, of one block
@@ -310,7 +311,7 @@ class Index:
     def charge(self, tier: Tier, more_bytes: int) -> None:
         """This much more (or less) of a tier is used by blocks of this index."""
         self.used_bytes[tier] += more_bytes
-        shelf = self.owner.shelves[tier]
+        shelf = self.shelves[tier]
         shelf.used_bytes += more_bytes
         assert shelf.used_bytes >= 0
         if shelf.watched and more_bytes > 0:

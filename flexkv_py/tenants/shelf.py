@@ -32,6 +32,7 @@ class Shelf:
         "reclaimable",
         "tier",
         "used_bytes",
+        "watched",
         "weight",
     )
 
@@ -47,6 +48,7 @@ class Shelf:
         self.dropping_bytes = 0
         self.capacity_bytes = owner.quota.bytes_in(tier)  # its quota; 0 = none
         self.weight = owner.quota.weight
+        self.watched = self.capacity_bytes > 0  # somebody must hear that it has `grown`
         self.ranked = False  # whether it stands in the ranking: always, where it has a copy in any list
         self.ranked_at = 0.0  # where
         self._ranking = ranking
@@ -68,11 +70,6 @@ class Shelf:
         """Copies that stand in any list."""
         return self.reclaimable.count + self.policy.count + self.high.count
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody must hear that it has `grown`."""
-        return self.capacity_bytes > 0 or self._ranking.several
-
     def grown(self) -> None:
         """More of the tier is used than before, or its quota has changed."""
         if self.capacity_bytes:
@@ -83,6 +80,7 @@ class Shelf:
     def allow(self, quota_bytes: int, weight: float) -> None:
         """A new quota (0 = none). What is above it goes as soon as it may, and nothing is added meanwhile."""
         self.capacity_bytes, self.weight = quota_bytes, weight
+        self.watched = self.watched or quota_bytes > 0
         self.grown()
 
     def lacks(self, more_bytes: int) -> bool:
