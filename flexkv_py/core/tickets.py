@@ -54,7 +54,7 @@ def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
     line, index = state.lines[ticket.kind], ticket.index
     assert index is not None
     fits = state.frames.fits(index.frame_pages, index.chunk_count)
-    never = index.owner.shelves[Tier.DRAM].hopeless(index.frames_bytes)
+    never = index.shelves[Tier.DRAM].hopeless(index.frames_bytes)
     if fits and not never and len(line) < state.config.allocation_waiters_max:
         ticket.waiting += 1
         line.append(index.owner, (ticket, position))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flexkv_py.core.blocks import Copy, CopyList
+from flexkv_py.core.blocks import Copy
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES, Policy
 from flexkv_py.core.state import State
+from flexkv_py.lists import CopyList
 from flexkv_py.operating.messages import RulesChanged
 from flexkv_py.operating.row_change import RowChange
 from flexkv_py.tenants.shelf import Shelf

@@ -38,12 +38,12 @@ def _evicted_while_pinned(right: Any) -> Any:
 
 @_plant("a change of the policy loses a copy from its order", (Moving, "move"))
 def _lost_while_moving(right: Any) -> Any:
-    def move(self: Moving) -> bool:
+    def move(self: Moving, copies_max: int) -> int:
         copy = self.old.coldest()
         if copy is not None and copy.queue is not None and copy.block.key[0] % 4 == 0:
             copy.queue.remove(copy)
-        more: bool = right(self)
-        return more
+        moved: int = right(self, copies_max)
+        return moved
 
     return move
 
