@@ -135,9 +135,7 @@ async def _make_stores(
     return stores
 
 
-def _make_resets(
-    config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack
-) -> Resets:
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
     """Resets; those of the last life go on."""
     shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
     resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())

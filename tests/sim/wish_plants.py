@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from flexkv_py import explain
 from flexkv_py.core import moves
 from flexkv_py.core.blocks import Block
-from flexkv_py.operating import explain
 from flexkv_py.operating.acts import Evict
 from flexkv_py.operating.operations import Operations
 from flexkv_py.operating.pins import Pins
