@@ -211,6 +211,8 @@ class LimitsTable:
     tenants_max: int = key(
         Kind.COUNT, "Tenants known by name; those that come later count as one.", 1024, low=1, high=65_536
     )
+    pins_max: int = key(Kind.COUNT, "Copies the operator may pin at a time.", 16_384, low=1, high=1 << 20)
+    pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM the operator may pin.", 0.5, low=0.0, high=1)
     story_events_max: int = key(Kind.COUNT, "Lines kept of all blocks' stories.", 65_536, low=1, high=1 << 24)
 
 
