@@ -7,13 +7,12 @@ It is pure and synchronous: no clock, no chance, no I/O. Each event first gets i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from flexkv_py.core import messages, recovery
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.demands import pump_flushes
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
 from flexkv_py.core.matching import let_go, on_match
@@ -28,15 +27,16 @@ from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
 from flexkv_py.tenants import keeping, naming
 from flexkv_py.tenants.tending import clean_ahead
-from flexkv_py.tenants.turns import serve_demands, serve_line
+from flexkv_py.tenants.turns import pump_flushes, serve_demands, serve_line
 
 TIMERS_PER_EVENT_MAX = 1024
+Handlers = Mapping[type[Any], Callable[[Any], None]]
 
 
 class Planner:
-    """All state of the cache, and every decision about it."""
+    """All state of the cache, and every decision about it. Extensions handle events of their own."""
 
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, extensions: Sequence[Callable[[State], Handlers]] = ()) -> None:
         self.state = State(config)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             messages.SessionOpened: self._on_session_opened,
@@ -66,6 +66,8 @@ class Planner:
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
+        for extend in extensions:
+            self._handlers |= extend(self.state)
 
     def handle(self, event: messages.Event) -> list[messages.Instruction]:
         """Take one event, give all instructions it leads to. Never fails on a legal event."""
@@ -76,6 +78,8 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
+            for chore in state.chores:
+                chore()
         out, state.out = state.out, []
         return out
 

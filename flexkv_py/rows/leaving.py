@@ -67,7 +67,8 @@ def _revoke_cold(state: State) -> None:
             continue  # it is as warm as its warmest reader
         if table.short_of not in (None, copy.block.index.owner):
             continue
-        if copy.state is not CopyState.READY or any(_keeps(request, at, chunk) for request, at in sharing):
+        kept = copy in state.pinned or any(_keeps(request, at, chunk) for request, at in sharing)
+        if kept or copy.state is not CopyState.READY:
             continue
         if is_below(copy.block, Tier.DRAM):
             victims.append((copy, chunk))

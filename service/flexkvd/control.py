@@ -68,7 +68,8 @@ class Operator:
             "link_bytes": dict(parts.executor.traffic.bytes),
             "sessions": sessions,
             "tiers": {"dram": parts.arena.status(), **tiers},
-            "lanes": parts.lanes.status(),
+            "lanes": parts.devices.lanes.status(),
+            "devices": parts.devices.status(),
         }
 
     def story(self, key: BlockKey) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flexkv_py.core.messages import NamespacesNamed, QuotaChanged
@@ -72,7 +72,7 @@ class Tenants:
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
 
-    def list(self) -> list[TenantFacts]:
+    def list(self) -> Sequence[TenantFacts]:
         """All that have a quota, a session or a block."""
         known = {owner.name for owner in self._state.tenants}
         absent = [Owner(name, quota) for name, quota in self._state.tenants.quotas.items() if name not in known]

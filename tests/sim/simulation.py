@@ -51,6 +51,7 @@ def _live(world: World, steps: int) -> Workload:
         pass
     workload.stop()
     world.rows.stop()
+    world.wishes.stop()
     return workload
 
 
@@ -69,6 +70,7 @@ def _calm_down(world: World) -> None:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
     world.rows.check_over()
     world.tenants.check_ended(world)
+    world.wishes.check_over()
     snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):
         if snapshot[what]:
