@@ -1,0 +1,75 @@
+// The policies at work: how each tier's order is made up, and what was predicted against what came true.
+
+import { Bar, element, setAttribute, setText, Table } from "./dom.js";
+import * as format from "./format.js";
+
+const LISTS = [
+  ["cold", "nobody asked for"],
+  ["once", "used once"],
+  ["again", "used again"],
+];
+
+const total = (lists) => LISTS.reduce((sum, [name]) => sum + (lists?.[name] ?? 0), 0);
+
+/** Three parts of a bar, as wide as the lists are long. */
+const makeLists = () =>
+  element("span", { class: "parts", role: "img" }, ...LISTS.map(([name]) => element("span", { class: `part ${name}` })));
+
+function showLists(node, { lists }) {
+  const whole = total(lists);
+  const said = LISTS.map(([name, label]) => `${format.count(lists?.[name] ?? 0)} ${label}`).join(", ");
+  setAttribute(node, "aria-label", said);
+  setAttribute(node, "title", said);
+  LISTS.forEach(([name], at) => (node.children[at].style.flexGrow = whole ? (lists?.[name] ?? 0) / whole : 0));
+}
+
+const parameters = (given) =>
+  Object.entries(given ?? {})
+    .map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)
+    .join(", ");
+
+export class Policy {
+  constructor(place) {
+    this.admission = element("span", { class: "strong" });
+    this.rows = element("span", { class: "strong" });
+    this.predicted = element("span", { class: "numeric", "data-of": "predicted" });
+    this.cameTrue = element("span", { class: "numeric", "data-of": "came_true" });
+    this.share = element("span", { class: "big numeric" });
+    this.bar = new Bar();
+    const orders = element("div", { class: "panel" }, element("h3", {}, "Order of eviction"));
+    const lead = element("p", { class: "note" }, "What goes down: ", this.admission, ". Cold goes first, then what was used once.");
+    const rows = element("div", { class: "panel tier-hbm" }, element("h3", {}, "Predictions of the row policy"));
+    const told = element("p", {}, this.cameTrue, " of ", this.predicted, " predictions came true (", this.rows, ")");
+    place.append(orders, rows);
+    orders.append(lead);
+    rows.append(this.share, this.bar.node, told);
+    this.table = new Table(orders, {
+      caption: "Order of eviction by tier",
+      keyOf: ({ tier, tenant }) => `${tier}/${tenant ?? ""}`,
+      empty: "No tier has an order.",
+      columns: [
+        { title: "Tier", text: ({ tier }) => tier.toUpperCase(), head: true },
+        { title: "Policy", text: ({ policy }) => policy },
+        { title: "Cold, once, again", make: makeLists, update: showLists },
+        { title: "In order", text: ({ lists }) => format.count(total(lists)), numeric: true },
+        { title: "Parameters", text: (row) => parameters(row.parameters), class: "long", wide: true },
+      ],
+    });
+  }
+
+  show({ tiers, admission, row_policy: rowPolicy }) {
+    this.table.show(tiers);
+    setText(this.admission, typeof admission === "string" ? admission : parameters(admission));
+    setText(this.rows, rowPolicy?.name ?? "no row policy");
+    this.#showPredictions(rowPolicy ?? {});
+  }
+
+  #showPredictions({ predicted, came_true: cameTrue }) {
+    const share = format.ratio(cameTrue, predicted);
+    setText(this.share, share === null ? "nothing predicted yet" : format.percent(share));
+    setAttribute(this.share, "data-kind", share === null ? "off" : null);
+    this.bar.show(share);
+    setText(this.predicted, format.count(predicted), predicted);
+    setText(this.cameTrue, format.count(cameTrue), cameTrue);
+  }
+}
