@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.wire.messages import ClientMessage, DaemonMessage
-from flexkvd.api import make_app
+from flexkvd.api.app import make_app
 from flexkvd.config import describe
 from flexkvd.metrics import FAMILIES
 
@@ -50,7 +50,7 @@ def test_every_setting_is_documented():
 
 def test_every_route_is_documented():
     """docs/rest.md names every route with its method."""
-    app = make_app(control=None, token="")
+    app = make_app(None)
     routes = [
         f"{method} {route.path}" for route in app.routes if isinstance(route, APIRoute) for method in route.methods
     ]

@@ -12,7 +12,7 @@ from flexkv_py.geometry import ALIGN_BYTES
 def facts_of(state: State) -> dict[str, Any]:
     """Per tier, and of the planner as a whole."""
     return {
-        "tiers": {tier.name.lower(): _tier_facts(state, level) for tier, level in state.levels.items()},
+        "tiers": {tier.name.lower(): tier_facts(state, level) for tier, level in state.levels.items()},
         "blocks": sum(len(index.blocks) for index in state.indexes.values()),
         "indexes": len(state.indexes),
         "sessions": len(state.sessions),
@@ -27,7 +27,8 @@ def facts_of(state: State) -> dict[str, Any]:
     }
 
 
-def _tier_facts(state: State, level: Level) -> dict[str, Any]:
+def tier_facts(state: State, level: Level) -> dict[str, Any]:
+    """One tier's room and order."""
     frames, dram = state.frames, level.tier is Tier.DRAM
     return {
         "up": level.up,

@@ -50,6 +50,7 @@ class Session:
     namespace: NamespaceSpec
     connection: Connection
     limits: LimitsTable
+    opened_ns: int = 0
     memories: dict[int, RegisteredMemory] = field(default_factory=dict)
     leaving: dict[int, RegisteredMemory] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
@@ -137,10 +138,10 @@ class Sessions:
         digest = namespace_digest(hello.geometry.fingerprint, hello.tenant, hello.epoch)
         namespace = NamespaceSpec(digest, hello.geometry.chunk_bytes)
         self._sessions += 1
-        session = Session(self._sessions, hello, namespace, connection, self._limits)
+        opened_ns = self._engine.now_ns()
+        session = Session(self._sessions, hello, namespace, connection, self._limits, opened_ns)
         self.by_number[session.number] = session
         self.on_opened(session)
-        opened_ns = self._engine.now_ns()
         self._engine.post(SessionOpened(session.number, namespace, hello.shard, opened_ns, hello.instance))
         return session
 

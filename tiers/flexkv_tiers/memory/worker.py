@@ -45,6 +45,7 @@ class WorkerMemory:
         # Views hang on this array, which holds the mapping's buffer. An array made over the mmap object
         # itself would hold nothing, and closing would unmap the memory under a running copy.
         self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._map, np.uint8)
+        self.size_bytes = message.bytes
         self.page_count = message.page_count
         self.pages_per_block = geometry.tokens_per_block // message.page_tokens
         self.strands: tuple[tuple[Strand, ...], ...] = chunk_strands(geometry, message)
