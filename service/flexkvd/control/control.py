@@ -18,6 +18,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import BlockKey
 from flexkvd.control.feed import Feed
 from flexkvd.control.measures import Measures, nested
+from flexkvd.control.notable import faulted_blocks, hottest_blocks
 from flexkvd.control.policies import policy_facts
 from flexkvd.control.samples import Sampler
 from flexkvd.control.sessions import SessionFacts
@@ -89,6 +90,12 @@ class Operator:
 
     def policy(self) -> dict[str, Any]:
         return policy_facts(self._parts.planner.state)
+
+    def hottest(self, limit: int) -> list[dict[str, Any]]:
+        return hottest_blocks(self._parts.planner.state, limit)
+
+    def faulted(self, limit: int) -> list[dict[str, Any]]:
+        return faulted_blocks(self._parts.planner.state, limit, self._parts.engine.now_ns())
 
     async def story(self, key: BlockKey) -> list[dict[str, Any]]:
         """What the planner remembers of one block, oldest first; looked for in bounded pieces."""

@@ -92,8 +92,7 @@ export class Blocks {
         keyColumn(story),
         { title: "Uses", text: ({ uses }) => format.count(uses), value: ({ uses }) => uses, numeric: true },
         { title: "In", text: ({ tiers }) => tiers.join(", ") || "–" },
-        { title: "Tenant", text: ({ tenant }) => tenant || "–", wide: true },
-        { title: "Size", text: ({ bytes }) => format.bytes(bytes), numeric: true, wide: true },
+        { title: "Shard", text: ({ shard }) => String(shard), numeric: true, wide: true },
       ],
     });
     this.faulted = new Table(faulted, {

@@ -21,14 +21,14 @@ function niceMax(value, base) {
 /**
  * One chart. `series`: [{name, label, tier, dashed}]; points: [{t, values: {name: number or null}}], oldest first.
  * With `stacked` the values of a point lie on top of each other. `max` fixes the top of the scale, `base` is what it is
- * rounded to, `format` writes a value.
+ * rounded to and `topMin` the least it may be; `format` writes a value.
  */
 export class Chart {
   #points = [];
   #hover = null;
 
-  constructor(place, { title, series, format, stacked = false, max = null, base = 10, note = "" }) {
-    Object.assign(this, { title, series, format, stacked, max, base });
+  constructor(place, { title, series, format, stacked = false, max = null, topMin = 0, base = 10, note = "" }) {
+    Object.assign(this, { title, series, format, stacked, max, topMin, base });
     this.width = WIDTH_MIN;
     this.readout = element("span", { class: "readout" });
     this.image = svg("svg", { role: "img", class: "chart", height: HEIGHT, "aria-label": title });
@@ -62,7 +62,7 @@ export class Chart {
     const items = this.series.map((each) => {
       const value = element("span", { class: "numeric" });
       this.now.set(each.name, value);
-      const sample = svg("svg", { class: `key ${classOf(each)}`, width: 18, height: 10, "aria-hidden": "true" });
+      const sample = svg("svg", { class: `sample ${classOf(each)}`, width: 18, height: 10, "aria-hidden": "true" });
       sample.append(svg("line", { x1: 1, x2: 17, y1: 5, y2: 5, class: "curve" }));
       return element("li", {}, sample, element("span", {}, each.label), value);
     });
@@ -91,7 +91,7 @@ export class Chart {
       const given = this.series.map(({ name }) => values[name] ?? 0);
       return this.stacked ? given.reduce((sum, value) => sum + value, 0) : Math.max(0, ...given);
     });
-    return niceMax(Math.max(0, ...sums), this.base);
+    return niceMax(Math.max(this.topMin, ...sums), this.base);
   }
 
   #draw() {
@@ -119,7 +119,7 @@ export class Chart {
     for (const share of [0, 0.5, 1]) {
       const y = this.#y(top * share, top);
       lines.push(svg("line", { x1: LEFT, x2: this.width - RIGHT, y1: y, y2: y, class: share === 0 ? "floor" : null }));
-      lines.push(svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, this.format(top * share)));
+      lines.push(svg("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, short(this.format(top * share))));
     }
     const minutes = (this.seconds ?? 60) / 60;
     const names = [`${minutes} min ago`, "", "now"];
@@ -199,5 +199,8 @@ export class Chart {
     this.table.replaceChildren(caption, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
   }
 }
+
+/** A round number needs no decimals. */
+const short = (text) => text.replace(/\.0+(?=\D|$)/, "");
 
 const classOf = ({ tier, dashed }) => `tier-${tier}${dashed ? " dashed" : ""}`;

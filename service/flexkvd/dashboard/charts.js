@@ -41,7 +41,7 @@ export class Charts {
         (step) => hitShares(step) ?? {},
       ],
       [
-        new Chart(place, { title: "Flow", series: LINKS, format: format.bytesPerSecond, base: 2, note: "Solid towards the workers, dashed away from them." }),
+        new Chart(place, { title: "Flow", series: LINKS, format: format.bytesPerSecond, base: 2, topMin: 1 << 20, note: "Solid towards the workers, dashed away from them." }),
         (step) => each(LINKS, (link) => rate(step, (sample) => sample.links[link]?.bytes)),
       ],
       [
@@ -49,7 +49,7 @@ export class Charts {
         ({ to }) => each(TIERS, (tier) => occupancy(to, tier)),
       ],
       [
-        new Chart(place, { title: "Lateness of the event loop", series: LAG, format: format.duration, note: "What every request waits before it is looked at." }),
+        new Chart(place, { title: "Lateness of the event loop", series: LAG, format: format.duration, topMin: 1e-3, note: "What every request waits before it is looked at." }),
         ({ to }) => ({ lag: to?.loop_lag_p99_s ?? null }),
       ],
     ];

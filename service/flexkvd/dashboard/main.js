@@ -64,6 +64,7 @@ async function poll(each) {
     note.hidden = true;
   } catch (error) {
     if (!(error instanceof ApiError)) return; // nobody answered: the stream will say so
+    if (error.status === 404) each.due_ms = Infinity; // another release of the daemon: not until it comes back
     setText(note, `This could not be read: ${error.message}`);
     note.hidden = error.status === 401; // then the whole page asks for a token
   }

@@ -30,10 +30,11 @@ const FACTS = [
   ["faults", "Faults"],
 ];
 const ROW_FACTS = [
-  ["readers", "Workers on the row path"],
-  ["requests", "Requests attached"],
-  ["hits", "Rows hit"],
-  ["misses", "Rows missed"],
+  ["readers", "Workers"],
+  ["requests", "Requests"],
+  ["blocks", "Blocks attached"],
+  ["granted", "Chunks granted"],
+  ["revoked", "Chunks revoked"],
 ];
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -147,30 +148,22 @@ class TierCard extends Card {
   }
 }
 
-/** Hot rows live in the workers: what the daemon knows of them is what workers report. */
+/** Hot rows live in the workers: what the daemon knows of them is what it granted and what workers report. */
 class HbmCard extends Card {
   constructor(tier) {
     super(tier);
-    this.share = element("span", { class: "big numeric" });
-    this.bar = new Bar();
-    this.node.append(this.share, this.bar.node, element("p", { class: "usage" }, "of the rows asked for were there"));
+    this.unused = element("p", { class: "note unused" }, "No worker reads rows from DRAM now. Loads and saves go past this tier.");
+    this.node.append(this.unused);
     this.addFacts(ROW_FACTS);
   }
 
   show(tier) {
     const said = tier ? { ...tier.detail, ...tier } : {};
-    setAttribute(this.node, "data-absent", said.readers ? null : "true");
-    if (!said.readers) {
-      setText(this.share, "");
-      this.bar.show(null);
-      this.showState("not in use", "off");
-      return;
-    }
-    const share = format.ratio(said.hits, said.hits + said.misses);
-    setText(this.share, format.percent(share));
-    this.bar.show(share);
-    this.showFacts(said);
-    this.showState("in use", "good");
+    const used = Boolean(said.readers);
+    setAttribute(this.node, "data-absent", used ? null : "true");
+    this.unused.hidden = used;
+    this.showState(used ? "in use" : "not in use", used ? "good" : "off");
+    if (used) this.showFacts(said);
   }
 }
 

@@ -23,6 +23,12 @@ function showLists(node, { lists }) {
   LISTS.forEach(([name], at) => (node.children[at].style.flexGrow = whole ? (lists?.[name] ?? 0) / whole : 0));
 }
 
+/** From which use on each tier below DRAM takes a block. */
+const admitted = (hitsMin) =>
+  Object.entries(hitsMin ?? {})
+    .map(([tier, uses]) => `${tier.toUpperCase()} takes ${uses <= 1 ? "every block" : `what was used ${uses} times`}`)
+    .join(", ") || "nothing goes below DRAM";
+
 const parameters = (given) =>
   Object.entries(given ?? {})
     .map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)
@@ -37,7 +43,7 @@ export class Policy {
     this.share = element("span", { class: "big numeric" });
     this.bar = new Bar();
     const orders = element("div", { class: "panel" }, element("h3", {}, "Order of eviction"));
-    const lead = element("p", { class: "note" }, "What goes down: ", this.admission, ". Cold goes first, then what was used once.");
+    const lead = element("p", { class: "note" }, this.admission, ". Evicted first: cold, then used once, then used again.");
     const rows = element("div", { class: "panel tier-hbm" }, element("h3", {}, "Predictions of the row policy"));
     const told = element("p", {}, this.cameTrue, " of ", this.predicted, " predictions came true (", this.rows, ")");
     place.append(orders, rows);
@@ -59,7 +65,7 @@ export class Policy {
 
   show({ tiers, admission, row_policy: rowPolicy }) {
     this.table.show(tiers);
-    setText(this.admission, typeof admission === "string" ? admission : parameters(admission));
+    setText(this.admission, admitted(admission));
     setText(this.rows, rowPolicy?.name ?? "no row policy");
     this.#showPredictions(rowPolicy ?? {});
   }

@@ -68,9 +68,9 @@ export const faultsTable = (place) =>
     empty: "Nothing failed since the daemon started.",
     rowsMax: 20,
     columns: [
-      { title: "Ago", text: ({ age_s: seconds }) => format.age(seconds), numeric: true },
-      { title: "Tier", text: ({ tier }) => tier || "–" },
       { title: "What", text: ({ what }) => what, head: true },
+      { title: "Tier", text: ({ tier }) => tier || "–" },
+      { title: "Ago", text: ({ age_s: seconds }) => format.age(seconds), numeric: true },
       { title: "Times", text: ({ count }) => format.count(count ?? 1), numeric: true },
       { title: "Detail", text: ({ detail }) => detail, class: "long" },
     ],
