@@ -20,12 +20,12 @@ TROUBLE = frozenset({"fault", "lost"})
 
 
 def hottest_blocks(state: State, limit: int) -> list[dict[str, Any]]:
-    """The most often used first; where nothing was used twice, none."""
+    """The most often used first, and of those used as often the most recent; where nothing was used twice, none."""
     seen: dict[Block, None] = {}
     for level in state.levels.values():
         for copy in islice(_newest_first(level.policy.again), HOT_LOOKED_AT_MAX):
             seen[copy.block] = None
-    hottest = heapq.nlargest(limit, seen, key=lambda block: (block.uses, block.key))
+    hottest = heapq.nlargest(limit, seen, key=lambda block: block.uses)
     return [_facts(block) for block in hottest]
 
 

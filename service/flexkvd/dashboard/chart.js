@@ -3,7 +3,7 @@
 import { element, setAttribute, setText, svg } from "./dom.js";
 
 const HEIGHT = 150;
-const LEFT = 52;
+const LEFT = 60;
 const RIGHT = 8;
 const TOP = 10;
 const BOTTOM = 22;
@@ -99,7 +99,7 @@ export class Chart {
     setAttribute(this.image, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.#drawGrid(top);
     const floors = this.#points.map(() => 0);
-    const shapes = this.series.map((each) => (this.stacked ? this.#area(each, top, floors) : this.#curve(each, top)));
+    const shapes = this.series.map((each) => (this.stacked ? this.#bars(each, top, floors) : this.#curve(each, top)));
     this.curves.replaceChildren(...shapes);
     const said = this.series.map((each) => `${each.label} ${this.format(this.#latest(each.name))}`);
     setAttribute(this.image, "aria-label", `${this.title}: now ${said.join(", ")}`);
@@ -145,26 +145,19 @@ export class Chart {
     return svg("path", { d: path, class: `curve ${classOf(each)}` });
   }
 
-  /** A band on top of `floors`, which it raises; a gap where nothing is known. */
-  #area(each, top, floors) {
-    const shapes = [];
-    let upper = [];
-    let lower = [];
-    const close = () => {
-      if (upper.length > 0) shapes.push(`M${[...upper, ...lower.reverse()].join("L")}Z`);
-      upper = [];
-      lower = [];
-    };
+  /** A bar for each step, on top of `floors`, which it raises; none where nothing is known. */
+  #bars(each, top, floors) {
+    const width = (this.width - LEFT - RIGHT) / this.#points.length;
+    let path = "";
     this.#points.forEach(({ values }, at) => {
       const value = values[each.name];
-      if (value == null) return close();
-      const x = this.#x(at).toFixed(1);
-      lower.push(`${x} ${this.#y(floors[at], top).toFixed(1)}`);
+      if (!value) return;
+      const [left, right] = [LEFT + width * at, LEFT + width * (at + 1)].map((x) => x.toFixed(1));
+      const low = this.#y(floors[at], top).toFixed(1);
       floors[at] += value;
-      upper.push(`${x} ${this.#y(floors[at], top).toFixed(1)}`);
+      path += `M${left} ${low}H${right}V${this.#y(floors[at], top).toFixed(1)}H${left}Z`;
     });
-    close();
-    return svg("path", { d: shapes.join(""), class: `area ${classOf(each)}` });
+    return svg("path", { d: path, class: `bars ${classOf(each)}` });
   }
 
   #ago(at) {

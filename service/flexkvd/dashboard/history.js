@@ -3,11 +3,11 @@
 const SAMPLES_MAX = 900;
 const TIERS = ["hbm", "dram", "ssd", "s3"];
 
-/** Whether `later` can follow `earlier` in one life of the daemon: running totals never fall. */
-function follows(earlier, later) {
+/** Whether both can be of one life of the daemon: running totals never fall. */
+function ofOneLife(earlier, later) {
   const matched = (sample) => (sample.matched?.hit ?? 0) + (sample.matched?.miss ?? 0);
   const moved = (sample) => Object.values(sample.links ?? {}).reduce((sum, link) => sum + link.bytes, 0);
-  return later.t > earlier.t && matched(later) >= matched(earlier) && moved(later) >= moved(earlier);
+  return matched(later) >= matched(earlier) && moved(later) >= moved(earlier);
 }
 
 export class History {
@@ -25,8 +25,8 @@ export class History {
 
   add(sample) {
     const latest = this.latest;
-    if (latest && sample.t <= latest.t && follows(sample, latest)) return; // known already
-    if (latest && !follows(latest, sample)) this.samples = []; // another life: its totals begin anew
+    if (latest && sample.t <= latest.t) return; // known already
+    if (latest && !ofOneLife(latest, sample)) this.samples = []; // totals begin anew
     this.samples.push(sample);
     if (this.samples.length > SAMPLES_MAX) this.samples.shift();
   }

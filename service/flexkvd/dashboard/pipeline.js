@@ -186,7 +186,7 @@ class Lane {
   show(recent) {
     const perSecond = rate(recent, (sample) => sample.links[this.link]?.bytes);
     const link = recent.to.links[this.link];
-    setText(this.rate, format.bytesPerSecond(perSecond));
+    setText(this.rate, format.bytesPerSecond(perSecond), perSecond);
     setAttribute(this.node, "title", link ? `${this.link}: ${link.running} running, ${link.waiting} waiting` : null);
     const [least, most] = FLOW_BYTES_PER_S.map(Math.log2);
     const strength = perSecond ? Math.min(1, Math.max(0.05, (Math.log2(perSecond) - least) / (most - least))) : 0;

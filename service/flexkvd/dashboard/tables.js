@@ -15,7 +15,7 @@ export const sessionsTable = (place) =>
       { title: "Session", text: ({ session }) => String(session), head: true },
       { title: "Role", text: ({ role, closed }) => (closed ? `${role}, closed` : role) },
       { title: "Tenant", text: ({ tenant }) => tenant || "default" },
-      { title: "Client", text: ({ client, pid }) => `${client} (pid ${pid})`, wide: true, class: "long" },
+      { title: "Client", text: ({ client, pid }) => (client.includes(String(pid)) ? client : `${client} (pid ${pid})`), wide: true, class: "long" },
       counted("Shard", (row) => row.shard, true),
       counted("Tickets", (row) => row.tickets),
       counted("Leases", (row) => row.leases),
