@@ -180,17 +180,25 @@ export class Chart {
     this.#draw();
   }
 
+  /** The newest first, each row the mean of the points it stands for. */
   #fillTable() {
-    const stride = Math.max(1, Math.floor(this.#points.length / TABLE_ROWS));
-    const chosen = this.#points.map((point, at) => ({ ...point, at })).filter(({ at }) => at % stride === stride - 1);
+    const stride = Math.max(1, Math.ceil(this.#points.length / TABLE_ROWS));
     const heads = ["Ago", ...this.series.map(({ label }) => label)].map((text) => element("th", { scope: "col" }, text));
-    const rows = chosen.reverse().map(({ values, at }) => {
-      const cells = this.series.map(({ name }) => element("td", { class: "numeric" }, this.format(values[name])));
-      return element("tr", {}, element("th", { scope: "row" }, this.#ago(at)), ...cells);
-    });
+    const rows = [];
+    for (let end = this.#points.length; end > 0; end -= stride) {
+      const points = this.#points.slice(Math.max(0, end - stride), end);
+      const means = this.series.map(({ name }) => mean(points.map(({ values }) => values[name])));
+      const cells = means.map((value) => element("td", { class: "numeric" }, this.format(value)));
+      rows.push(element("tr", {}, element("th", { scope: "row" }, this.#ago(end - 1)), ...cells));
+    }
     const caption = element("caption", { class: "unseen" }, this.title);
     this.table.replaceChildren(caption, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
   }
+}
+
+function mean(values) {
+  const known = values.filter((value) => value != null);
+  return known.length > 0 ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
 }
 
 /** A round number needs no decimals. */
