@@ -19,8 +19,9 @@ from flexkv_py.core.messages import DrainStarted, Tier
 from flexkv_py.errors import FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkvd import socket_file, startup
+from flexkvd.api.table import ApiTable
 from flexkvd.api.tokens import Tokens
-from flexkvd.config import ApiTable, Config
+from flexkvd.config import Config
 from flexkvd.parts import Parts, make_parts
 from flexkvd.tickets import Ticket
 from flexkvd.toml_tables import bad_config
@@ -77,7 +78,7 @@ class Daemon:
     def __init__(self, config: Config, parts: Parts, stop: Stop | None = None) -> None:
         from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
 
-        self.operator = Operator(parts)
+        self.operator = Operator(parts, config.api)
         self._config = config
         self._parts = parts
         self._loop = asyncio.get_running_loop()
@@ -144,7 +145,7 @@ class Daemon:
                 stack.callback(file.close)
                 listener = file.socket
             module = await asyncio.to_thread(importlib.import_module, "flexkvd.api.server")
-            server = module.ApiServer(module.make_app(self.operator, tokens))
+            server = module.ApiServer(module.make_app(self.operator, tokens, self.operator.limits), table)
             log.info("serves the REST API on %s", f"{table.host}:{table.port}" if table.host else table.socket)
             await server.run_on(listener, self.operator.feed.close)
 

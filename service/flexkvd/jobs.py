@@ -144,7 +144,9 @@ class Jobs:
         """Ask for its end and wait for it, `CANCEL_S_MAX` at most. Raises FlexKVError(CONFLICT) when it has ended."""
         job = self.get(number)
         if job.over:
-            raise FlexKVError(ErrorCode.CONFLICT, f"job {number} is {job.state.value} already: nothing is left to cancel")
+            raise FlexKVError(
+                ErrorCode.CONFLICT, f"job {number} is {job.state.value} already: nothing is left to cancel"
+            )
         if job.task is None:
             self._waiting = deque((each, work) for each, work in self._waiting if each is not job)
             self._end(job, JobState.CANCELLED)

@@ -74,7 +74,7 @@ def test_events_tell_samples_and_jobs(tiered: DaemonThread) -> None:
             assert time.monotonic() < end
     jobs = [data for kind, data in heard if kind == "job"]
     assert [(each["id"], each["state"]) for each in jobs] == [(job["id"], "running"), (job["id"], "done")]
-    assert shapes.Sample.model_validate([data for kind, data in heard if kind == "sample"][0])
+    assert shapes.Sample.model_validate(next(data for kind, data in heard if kind == "sample"))
 
 
 def test_a_listener_too_many_is_told_to_wait(tiered: DaemonThread) -> None:

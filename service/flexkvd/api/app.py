@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import cast
+
 from fastapi import FastAPI
 
 import flexkv_py
 from flexkvd.api import blocks, dashboard, errors, health, jobs, looking
-from flexkvd.api.guard import ApiLimits, Guard
+from flexkvd.api.description import describe
+from flexkvd.api.guard import Guard
+from flexkvd.api.limits import ApiLimits
 from flexkvd.api.tokens import Tokens
 from flexkvd.control import Operator
 
@@ -18,8 +23,8 @@ of the role `read` may GET, one of the role `admin` may do everything.
 """
 
 
-def make_app(operator: Operator, tokens: Tokens | None = None, limits: ApiLimits | None = None) -> FastAPI:
-    """Everything `operator` says and does, over HTTP."""
+def make_app(operator: Operator | None, tokens: Tokens | None = None, limits: ApiLimits | None = None) -> FastAPI:
+    """Everything `operator` says and does, over HTTP. Without one it can only be described."""
     app = FastAPI(
         title="flexkvd",
         version=flexkv_py.__version__,
@@ -31,7 +36,8 @@ def make_app(operator: Operator, tokens: Tokens | None = None, limits: ApiLimits
         redirect_slashes=False,
     )
     errors.add_handlers(app)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
     for router in ROUTERS:
-        app.include_router(router(operator))
+        app.include_router(router(cast(Operator, operator)))
     app.add_middleware(Guard, tokens=tokens or Tokens(), limits=limits or ApiLimits())
     return app

@@ -92,6 +92,7 @@ def add_handlers(app: FastAPI) -> None:
         FlexKVError: _coded,
         RequestValidationError: _invalid,
         HTTPException: _http,
+        Exception: _bug,
     }
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
@@ -111,3 +112,8 @@ async def _http(_request: Request, error: HTTPException) -> JSONResponse:
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.BAD_ARGUMENT)
     why = FlexKVError(code, f"{error.detail}: see /openapi.json for what there is")
     return answer(why, error.status_code, dict(error.headers or {}))
+
+
+async def _bug(_request: Request, _error: Exception) -> JSONResponse:
+    why = "the daemon met a bug: report it with its log, which has the traceback"
+    return answer(FlexKVError(ErrorCode.INTERNAL, why))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.api import errors
+from flexkvd.api.limits import ApiLimits
 from flexkvd.api.tokens import Role, Tokens, may
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
@@ -25,14 +25,6 @@ READING = frozenset({"GET", "HEAD"})
 BODY_S_MAX = 10.0
 """A body that has not arrived by then is not waited for any longer."""
 BURST_S = 2.0
-
-
-@dataclass
-class ApiLimits:
-    """What may change while the daemon runs."""
-
-    requests_per_s_max: float = 200.0
-    body_bytes_max: int = 1 << 20
 
 
 class Guard:
@@ -74,8 +66,8 @@ class Guard:
         self._paid_s = max(self._paid_s, now_s) + 1 / most
 
     def _check_role(self, scope: Scope) -> None:
-        path = scope["path"]
-        if path in HEALTH_PATHS or path == "/" or path.startswith(PAGE_PATHS):
+        needed = needed_role(scope["method"], scope["path"])
+        if needed is None:
             return
         role = self._tokens.role_of(_header(scope, b"authorization"))
         if role is None:
@@ -83,7 +75,6 @@ class Guard:
                 ErrorCode.UNAUTHENTICATED,
                 "this API asks for a token: send one of [api] token_file as 'Authorization: Bearer …'",
             )
-        needed = Role.READ if scope["method"] in READING else Role.ADMIN
         if not may(role, needed):
             raise FlexKVError(
                 ErrorCode.FORBIDDEN, f"this token may {role.value} only: use one of the role {needed.value}"
@@ -105,6 +96,13 @@ class Guard:
                 ErrorCode.BAD_ARGUMENT, f"the body did not arrive within {BODY_S_MAX:g} s: send it at once"
             ) from None
         return _replay(whole, receive)
+
+
+def needed_role(method: str, path: str) -> Role | None:
+    """The role asked for; None for what is open to all."""
+    if path in HEALTH_PATHS or path == "/" or path.startswith(PAGE_PATHS):
+        return None
+    return Role.READ if method in READING else Role.ADMIN
 
 
 async def _read(receive: Receive, most: int) -> Message:

@@ -15,6 +15,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from flexkvd.api.app import make_app
+from flexkvd.api.connection import ApiConnection
+from flexkvd.api.table import ApiTable
+from flexkvd.api.tls import tls_context
 
 __all__ = ["ApiServer", "make_app"]
 
@@ -22,12 +25,25 @@ __all__ = ["ApiServer", "make_app"]
 class ApiServer(uvicorn.Server):
     """Signals stay the daemon's."""
 
-    def __init__(self, app: FastAPI) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app, lifespan="off", log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1
-            )
+    def __init__(self, app: FastAPI, table: ApiTable) -> None:
+        class Connection(ApiConnection):
+            connections_max = table.connections_max
+
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
         )
+        config.load()
+        if table.tls_certificate_file:
+            config.ssl = tls_context(table)
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

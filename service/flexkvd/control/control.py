@@ -16,6 +16,8 @@ import flexkv_py
 from flexkv_py.core.messages import FlushAsked, RequestRefused, TicketFinished, Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import BlockKey
+from flexkvd.api.limits import ApiLimits
+from flexkvd.api.table import ApiTable
 from flexkvd.control.feed import Feed
 from flexkvd.control.measures import Measures, nested
 from flexkvd.control.notable import faulted_blocks, hottest_blocks
@@ -36,7 +38,7 @@ STORY_EVENTS_PER_TURN_MAX = 16_384
 class Operator:
     """Answers the REST API."""
 
-    def __init__(self, parts: Parts, jobs_running_max: int = 8) -> None:
+    def __init__(self, parts: Parts, table: ApiTable) -> None:
         self._parts = parts
         self._began_s = time.monotonic()
         self.measures = Measures(parts)
@@ -45,7 +47,8 @@ class Operator:
         self.tiers = Tiers(parts)
         self.sessions = SessionFacts(parts)
         self.sampler = Sampler(parts, self.tiers, self.feed)
-        self.jobs = Jobs(asyncio.get_running_loop(), jobs_running_max)
+        self.limits = ApiLimits(table.requests_per_s_max, table.body_bytes_max)
+        self.jobs = Jobs(asyncio.get_running_loop(), table.jobs_running_max)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))
 
     def readiness(self) -> dict[str, Any]:
@@ -113,9 +116,8 @@ class Operator:
 
     def explain(self, key: BlockKey) -> str:
         """One sentence: in which tiers the block is now."""
-        blocks = [
-            block for index in self._parts.planner.state.indexes.values() if (block := index.blocks.get(key)) is not None
-        ]
+        indexes = self._parts.planner.state.indexes.values()
+        blocks = [block for index in indexes if (block := index.blocks.get(key)) is not None]
         if not blocks:
             return "in no tier: it was never saved here, or every copy is gone"
         tiers = sorted({copy.tier for block in blocks for copy in block.copies()})
@@ -154,14 +156,14 @@ class Operator:
     def _below(self, word: str) -> Tier:
         tier = Tier[word.upper()]
         if tier not in self._parts.stores:
-            raise FlexKVError(ErrorCode.TIER_UNAVAILABLE, f"this daemon is configured without {word}: name a tier it has")
+            raise FlexKVError(
+                ErrorCode.TIER_UNAVAILABLE, f"this daemon is configured without {word}: name a tier it has"
+            )
         return tier
 
     def _check_admits(self, what: str) -> None:
         if self._parts.readiness.draining:
-            raise FlexKVError(
-                ErrorCode.DRAINING, f"the daemon is stopping and {what}: ask again when it is back"
-            )
+            raise FlexKVError(ErrorCode.DRAINING, f"the daemon is stopping and {what}: ask again when it is back")
 
 
 def job_facts(jobs: Jobs, job: Job) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.policies.adaptive import Adaptive
+from flexkv_py.core.policies.base import Policy
 from flexkv_py.core.state import State
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.sparse import SparseRows
@@ -23,7 +24,7 @@ def policy_facts(state: State) -> dict[str, Any]:
                 "once": level.policy.once.count,
                 "again": level.policy.again.count,
             },
-            "parameters": {"share_for_once": level.policy.duel.best.share} if isinstance(level.policy, Adaptive) else {},
+            "parameters": _parameters(level.policy),
         }
         for level in state.levels.values()
     ]
@@ -32,6 +33,10 @@ def policy_facts(state: State) -> dict[str, Any]:
         "admission": {level.word: level.hits_min for level in state.below},
         "row_policy": _row_policy(state),
     }
+
+
+def _parameters(policy: Policy) -> dict[str, float]:
+    return {"share_for_once": policy.duel.best.share} if isinstance(policy, Adaptive) else {}
 
 
 def guesses(state: State) -> dict[str, int]:
@@ -44,9 +49,11 @@ def guesses(state: State) -> dict[str, int]:
 
 def _row_policy(state: State) -> dict[str, Any]:
     policy = state.rows.policy
-    kinds = [
-        {"kind": reason.value, "predicted": count, "came_true": policy.came_true[reason]}
-        for reason, count in (policy.predicted.items() if isinstance(policy, SparseRows) else ())
-    ]
+    kinds: list[dict[str, Any]] = []
+    if isinstance(policy, SparseRows):
+        kinds = [
+            {"kind": reason.value, "predicted": count, "came_true": policy.came_true[reason]}
+            for reason, count in policy.predicted.items()
+        ]
     [name] = [word for word, kind in ROW_POLICIES.items() if type(policy) is kind]
     return {"name": name, "requests": len(state.rows.by_id), **guesses(state), "kinds": kinds}

@@ -18,7 +18,8 @@ class SessionFacts:
         self._parts = parts
 
     def all(self) -> list[dict[str, Any]]:
-        return [{**self._facts(session), **self._counts(session)} for session in self._parts.sessions.by_number.values()]
+        sessions = self._parts.sessions.by_number.values()
+        return [{**self._facts(session), **self._counts(session)} for session in sessions]
 
     def one(self, number: int) -> dict[str, Any]:
         """Raises FlexKVError(NOT_FOUND)."""
@@ -29,15 +30,14 @@ class SessionFacts:
             )
         known = self._parts.planner.state.sessions.get(number)
         reader = self._parts.row_path.readers.get(number)
+        attached = reader.attached if reader is not None else {}
         memories = [*session.memories.values(), *session.leaving.values()]
         return {
             **self._facts(session),
             "memories": [{"memory": each.number, "bytes": each.mapping.size_bytes} for each in memories],
             "leases": self._leases(list(known.leases.values()) if known is not None else []),
             "tickets": [self._ticket(each) for each in session.tickets.values() if not each.settled],
-            "attached": [
-                {"request": request, "blocks": blocks} for request, blocks in (reader.attached if reader else {}).items()
-            ],
+            "attached": [{"request": request, "blocks": blocks} for request, blocks in attached.items()],
         }
 
     def _facts(self, session: Session) -> dict[str, Any]:

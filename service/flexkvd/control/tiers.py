@@ -88,11 +88,18 @@ class Tiers:
         counts = dict.fromkeys(("used_bytes", "evictable_blocks", "reclaimable_blocks", "writes_in_flight"), 0)
         counted = {name: counters.get((name, "hbm"), 0) for name in COUNTED}
         return {
-            **{"tier": "hbm", "up": True, "down_reason": "", "capacity_bytes": None, "faults": 0},
+            "tier": "hbm",
+            "up": True,
+            "down_reason": "",
+            "capacity_bytes": None,
+            "faults": 0,
             **counts,
             **counted,
             "blocks": sum(sum(reader.attached.values()) for reader in readers),
-            **{"links": [], "breaker": None, "wear": None, "detail": detail},
+            "links": [],
+            "breaker": None,
+            "wear": None,
+            "detail": detail,
         }
 
 
