@@ -1,4 +1,4 @@
-"""A real browser and a real daemon for each module of tests; every page is watched for what should not happen."""
+"""A real browser and a real daemon for all these tests; every page is watched for what should not happen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHONE = {"width": 390, "height": 844}
 REPLAY_S = 3.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("no chromium here: apt-get install chromium")
@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A daemon with DRAM and SSD that asks for no token."""
     world = World(tmp_path_factory.mktemp("world"))
@@ -85,7 +85,7 @@ def open_page(browser: Browser, world: World) -> Iterator[Callable[..., Watched]
     assert troubles == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def served(world: World) -> World:
     """The daemon after some seconds of replay, quiet now."""
     with Traffic(world):

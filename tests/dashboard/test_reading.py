@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from .conftest import DESKTOP, PHONE, Watched
 from .world import World
@@ -15,6 +15,12 @@ from .world import World
 OpenPage = Callable[..., Watched]
 NARROWEST = 320
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def assert_accessible(page: Page) -> None:
+    """As far as a program can tell."""
+    found = Axe().run(page, options={"runOnly": {"type": "tag", "values": RULES}})
+    assert found.violations_count == 0, found.generate_report()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -27,12 +33,12 @@ def test_it_can_be_read_by_everyone(
     page = open_page(viewport=viewport, color_scheme=scheme, has_touch=device == "phone").page
     expect(page.locator("#hottest tbody tr").first).to_be_visible()
     expect(page.locator("#policy tbody tr").first).to_be_visible()
-    page.locator("#hottest button").first.click()
-    expect(page.locator("#story-events > li").first).to_be_visible()
-    for _ in range(2):  # with the story open, and without
-        found = Axe().run(page, options={"runOnly": {"type": "tag", "values": RULES}})
-        assert found.violations_count == 0, found.generate_report()
+    if device == "desktop":  # there with the story open too
+        page.locator("#hottest button").first.click()
+        expect(page.locator("#story-events > li").first).to_be_visible()
+        assert_accessible(page)
         page.keyboard.press("Escape")
+    assert_accessible(page)
     for width in (viewport["width"], NARROWEST):
         page.set_viewport_size({"width": width, "height": viewport["height"]})
         assert page.evaluate("document.documentElement.scrollWidth") <= width

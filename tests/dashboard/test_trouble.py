@@ -88,6 +88,7 @@ def test_who_may_only_read_is_told_so(guarded: World, open_page: OpenPage) -> No
     page.keyboard.press("Enter")
     expect(page.locator("#state")).to_have_text("ready")
     watched.troubles.clear()
+    assert guarded.get("v1/status").status_code == 401
     job = {"id": 7, "kind": "verify", "state": "running", "done": 1, "total": 4, "unit": "blocks", "age_s": 1}
     page.route("**/v1/jobs", lambda route: route.fulfill(json={"jobs": [job]}))
     page.get_by_role("button", name="Cancel job verify 7").click()

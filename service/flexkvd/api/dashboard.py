@@ -36,7 +36,7 @@ Limit = Annotated[int, Query(ge=1, le=NOTABLE_MAX, description="Blocks of each k
 
 
 @dataclass(frozen=True)
-class _File:
+class File:
     body: bytes
     media_type: str
     tag: str
@@ -45,7 +45,7 @@ class _File:
 def router(operator: Operator) -> APIRouter:
     """The page at `/`, its files below `/dashboard`, and `/v1/notable`."""
     routes = APIRouter(tags=["dashboard"])
-    named = _read_files()
+    named = read_files()
 
     @routes.get("/", include_in_schema=False)
     async def page(if_none_match: Annotated[str, Header()] = "") -> Response:
@@ -71,18 +71,18 @@ def router(operator: Operator) -> APIRouter:
     return routes
 
 
-def _read_files() -> dict[str, _File]:
+def read_files() -> dict[str, File]:
     """All files by name. Served from memory: what was not there at start cannot be asked for, whatever its path."""
     found = {}
     for each in (files("flexkvd") / "dashboard").iterdir():
         ending = each.name[each.name.rfind(".") :]
         if ending in MEDIA_TYPES:
             body = each.read_bytes()
-            found[each.name] = _File(body, MEDIA_TYPES[ending], f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+            found[each.name] = File(body, MEDIA_TYPES[ending], f'"{hashlib.sha256(body).hexdigest()[:16]}"')
     return found
 
 
-def _answer(file: _File, known_tags: str) -> Response:
+def _answer(file: File, known_tags: str) -> Response:
     headers = {**HEADERS, "ETag": file.tag}
     if file.tag in known_tags:
         return Response(status_code=304, headers=headers)

@@ -29,7 +29,10 @@ export class Story {
     this.copies.replaceChildren();
     if (!this.dialog.open) this.dialog.showModal();
     try {
-      const [story, copies] = await Promise.all([requestJson(`v1/blocks/${key}/story`), this.#copiesOf(key).catch(() => [])]);
+      const [story, copies] = await Promise.all([
+        requestJson(`v1/blocks/${key}/story`),
+        this.#copiesOf(key).catch(() => []),
+      ]);
       this.#show(story, copies);
     } catch (error) {
       setText(this.explanation, `The story cannot be read: ${error.message}`);
@@ -78,7 +81,13 @@ export const keyColumn = (story) => ({
   make: ({ key }) =>
     element(
       "button",
-      { type: "button", class: "link-like key", title: key, "aria-label": `Story of block ${key}`, onclick: () => story.open(key) },
+      {
+        type: "button",
+        class: "link-like key",
+        title: key,
+        "aria-label": `Story of block ${key}`,
+        onclick: () => story.open(key),
+      },
       format.shortKey(key),
     ),
 });

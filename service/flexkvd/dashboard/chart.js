@@ -41,7 +41,9 @@ export class Chart {
     this.details = element("details", {}, element("summary", {}, "As a table"), this.table);
     this.details.addEventListener("toggle", () => this.#fillTable());
     const heading = element("figcaption", {}, element("h3", {}, title), this.readout);
-    place.append(element("figure", { class: "panel" }, heading, this.image, this.#legend(), this.#note(note), this.details));
+    place.append(
+      element("figure", { class: "panel" }, heading, this.image, this.#legend(), this.#note(note), this.details),
+    );
     this.image.addEventListener("pointermove", (event) => this.#point(event));
     this.image.addEventListener("pointerleave", () => this.#point(null));
     new ResizeObserver(() => this.#resize()).observe(this.image);
@@ -183,7 +185,9 @@ export class Chart {
   /** The newest first, each row the mean of the points it stands for. */
   #fillTable() {
     const stride = Math.max(1, Math.ceil(this.#points.length / TABLE_ROWS));
-    const heads = ["Ago", ...this.series.map(({ label }) => label)].map((text) => element("th", { scope: "col" }, text));
+    const heads = ["Ago", ...this.series.map(({ label }) => label)].map((text) =>
+      element("th", { scope: "col" }, text),
+    );
     const rows = [];
     for (let end = this.#points.length; end > 0; end -= stride) {
       const points = this.#points.slice(Math.max(0, end - stride), end);
@@ -192,7 +196,11 @@ export class Chart {
       rows.push(element("tr", {}, element("th", { scope: "row" }, this.#ago(end - 1)), ...cells));
     }
     const caption = element("caption", { class: "unseen" }, this.title);
-    this.table.replaceChildren(caption, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
+    this.table.replaceChildren(
+      caption,
+      element("thead", {}, element("tr", {}, ...heads)),
+      element("tbody", {}, ...rows),
+    );
   }
 }
 

@@ -41,15 +41,34 @@ export class Charts {
         (step) => hitShares(step) ?? {},
       ],
       [
-        new Chart(place, { title: "Flow", series: LINKS, format: format.bytesPerSecond, base: 2, topMin: 1 << 20, note: "Solid towards the workers, dashed away from them." }),
+        new Chart(place, {
+          title: "Flow",
+          series: LINKS,
+          format: format.bytesPerSecond,
+          base: 2,
+          topMin: 1 << 20,
+          note: "Solid towards the workers, dashed away from them.",
+        }),
         (step) => each(LINKS, (link) => rate(step, (sample) => sample.links[link]?.bytes)),
       ],
       [
-        new Chart(place, { title: "Occupancy", series: TIERS, format: format.percent, max: 1, note: "Of tiers with a limit." }),
+        new Chart(place, {
+          title: "Occupancy",
+          series: TIERS,
+          format: format.percent,
+          max: 1,
+          note: "Of tiers with a limit.",
+        }),
         ({ to }) => each(TIERS, (tier) => occupancy(to, tier)),
       ],
       [
-        new Chart(place, { title: "Lateness of the event loop", series: LAG, format: format.duration, topMin: 1e-3, note: "What every request waits before it is looked at." }),
+        new Chart(place, {
+          title: "Lateness of the event loop",
+          series: LAG,
+          format: format.duration,
+          topMin: 1e-3,
+          note: "What every request waits before it is looked at.",
+        }),
         ({ to }) => ({ lag: to?.loop_lag_p99_s ?? null }),
       ],
     ];
@@ -58,7 +77,10 @@ export class Charts {
   draw() {
     const steps = this.history.steps(this.seconds, STEPS);
     for (const [chart, values] of this.charts) {
-      chart.show(steps.map((step) => ({ t: step.t, values: values(step) })), this.seconds);
+      chart.show(
+        steps.map((step) => ({ t: step.t, values: values(step) })),
+        this.seconds,
+      );
     }
   }
 }

@@ -29,7 +29,11 @@ function headers(extra = {}) {
 
 async function failure(response) {
   const said = await response.json().catch(() => ({}));
-  return new ApiError(response.status, said.code ?? "internal", said.message ?? `the daemon answered ${response.status}`);
+  return new ApiError(
+    response.status,
+    said.code ?? "internal",
+    said.message ?? `the daemon answered ${response.status}`,
+  );
 }
 
 /** One request, its body as text. Throws ApiError for a coded answer, TypeError when nobody answers. */
@@ -67,8 +71,8 @@ export function takeEvents(text) {
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
 /**
- * Keeps `v1/events` open. Calls `onEvent(name, data)`, and `onState(state, detail)` with "live", "lost" (detail: seconds
- * until the next try) or "refused" (detail: the ApiError); after "refused" it waits for `resume()`.
+ * Keeps `v1/events` open. Calls `onEvent(name, data)`, and `onState(state, detail)` with "live", "lost" (detail:
+ * seconds until the next try) or "refused" (detail: the ApiError); after "refused" it waits for `resume()`.
  */
 export class EventStream {
   #tries = 0;

@@ -66,7 +66,11 @@ export class Table {
       element("thead", {}, element("tr", {}, ...heads)),
       this.body,
     );
-    this.scroller = element("div", { class: "scroller", role: "group", "aria-label": caption, tabindex: "0" }, this.table);
+    this.scroller = element(
+      "div",
+      { class: "scroller", role: "group", "aria-label": caption, tabindex: "0" },
+      this.table,
+    );
     this.note = element("p", { class: "note" }, empty);
     this.empty = empty;
     place.append(this.scroller, this.note);

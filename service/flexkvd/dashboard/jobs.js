@@ -12,7 +12,10 @@ const tellKey = (value) => (typeof value === "string" && value.length > 24 ? `${
 function inWords(facts) {
   const given = Object.entries(facts ?? {}).filter(([, value]) => value != null && value !== "" && value?.length !== 0);
   return given
-    .map(([name, value]) => `${name.replaceAll("_", " ")} ${Array.isArray(value) ? `${value.length} keys` : tellKey(value)}`)
+    .map(
+      ([name, value]) =>
+        `${name.replaceAll("_", " ")} ${Array.isArray(value) ? `${value.length} keys` : tellKey(value)}`,
+    )
     .join(", ");
 }
 

@@ -7,7 +7,7 @@ const TICKETS = "flexkv_ticket_seconds";
 const SCALE_S = [1e-5, 1e1]; // what the little pictures span, in powers of ten
 const PICTURE_WIDTH = 96;
 
-/** Buckets of one family in Prometheus text, summed over all labels but `by`: Map of label → [[bound, count], …]. */
+/** Buckets of a family in Prometheus text, summed over all labels but `by`: Map of label → [[bound, count], …]. */
 export function histograms(text, family, by) {
   const found = new Map();
   for (const line of text.split("\n")) {
@@ -57,7 +57,13 @@ const seconds = (title, of, wide = false) => ({
   numeric: true,
   wide,
 });
-const counted = (title, of, wide = false) => ({ title, text: (row) => format.count(of(row)), value: of, numeric: true, wide });
+const counted = (title, of, wide = false) => ({
+  title,
+  text: (row) => format.count(of(row)),
+  value: of,
+  numeric: true,
+  wide,
+});
 
 /** From the median to the 99th percentile on one logarithmic scale for all rows: long and far right is slow. */
 function picture(of) {
@@ -72,7 +78,12 @@ function picture(of) {
     make: () => {
       const span = svg("line", { y1: 8, y2: 8, class: "span" });
       const median = svg("circle", { cy: 8, r: 3, class: "median" });
-      return svg("svg", { class: "span-picture", width: PICTURE_WIDTH, height: 16, "aria-hidden": "true" }, span, median);
+      return svg(
+        "svg",
+        { class: "span-picture", width: PICTURE_WIDTH, height: 16, "aria-hidden": "true" },
+        span,
+        median,
+      );
     },
     update: (node, row) => {
       const { p50, p99 } = of(row) ?? {};

@@ -31,7 +31,12 @@ const faults = faultsTable(byId("faults"));
 /** What is asked again and again: where, how often, who shows it, and in which section a failure is told. */
 const POLLS = [
   { path: "v1/status", every_s: 2, section: "at-a-glance", show: (answer) => summary.showStatus(answer) },
-  { path: "v1/tiers", every_s: 2, section: "tiers", show: ({ tiers }) => (pipeline.showTiers(tiers), latencies.showTiers(tiers)) },
+  {
+    path: "v1/tiers",
+    every_s: 2,
+    section: "tiers",
+    show: ({ tiers }) => (pipeline.showTiers(tiers), latencies.showTiers(tiers)),
+  },
   { path: "v1/sessions", every_s: 3, section: "sessions", show: (answer) => sessions.show(answer.sessions) },
   { path: "v1/tenants", every_s: 4, section: "tenants", show: (answer) => tenants.show(answer.tenants) },
   { path: "v1/jobs", every_s: 5, section: "jobs", show: (answer) => jobs.show(answer.jobs) },

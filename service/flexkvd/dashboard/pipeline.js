@@ -13,7 +13,15 @@ const TIERS = [
 const LINKS = [
   { upper: "hbm", lower: "dram", down: "worker_dram", up: "dram_worker", downIs: "saves", upIs: "loads" },
   { upper: "dram", lower: "ssd", down: "dram_ssd", up: "ssd_dram", downIs: "demotions", upIs: "promotions" },
-  { upper: "ssd", lower: "s3", down: "dram_s3", up: "s3_dram", downIs: "demotions", upIs: "promotions", via: "through DRAM" },
+  {
+    upper: "ssd",
+    lower: "s3",
+    down: "dram_s3",
+    up: "s3_dram",
+    downIs: "demotions",
+    upIs: "promotions",
+    via: "through DRAM",
+  },
 ];
 const RATE_S = 3; // short enough to be live, long enough to be read
 const FLOW_BYTES_PER_S = [1 << 16, 1 << 33]; // from a trickle to as much as can be shown
@@ -152,7 +160,11 @@ class TierCard extends Card {
 class HbmCard extends Card {
   constructor(tier) {
     super(tier);
-    this.unused = element("p", { class: "note unused" }, "No worker reads rows from DRAM now. Loads and saves go past this tier.");
+    this.unused = element(
+      "p",
+      { class: "note unused" },
+      "No worker reads rows from DRAM now. Loads and saves go past this tier.",
+    );
     this.node.append(this.unused);
     this.addFacts(ROW_FACTS);
   }
@@ -209,7 +221,11 @@ class Link {
     this.lower = lower;
     this.lanes = [new Lane("down", down, downIs), new Lane("up", up, upIs)];
     const label = `Between ${upper.toUpperCase()} and ${lower.toUpperCase()}${via ? `, ${via}` : ""}`;
-    this.node = element("li", { class: `link tier-${lower}`, "aria-label": label }, ...this.lanes.map(({ node }) => node));
+    this.node = element(
+      "li",
+      { class: `link tier-${lower}`, "aria-label": label },
+      ...this.lanes.map(({ node }) => node),
+    );
     if (via) this.node.append(element("span", { class: "via" }, via));
   }
 

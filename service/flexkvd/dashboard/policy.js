@@ -13,7 +13,11 @@ const total = (lists) => LISTS.reduce((sum, [name]) => sum + (lists?.[name] ?? 0
 
 /** Three parts of a bar, as wide as the lists are long. */
 const makeLists = () =>
-  element("span", { class: "parts", role: "img" }, ...LISTS.map(([name]) => element("span", { class: `part ${name}` })));
+  element(
+    "span",
+    { class: "parts", role: "img" },
+    ...LISTS.map(([name]) => element("span", { class: `part ${name}` })),
+  );
 
 function showLists(node, { lists }) {
   const whole = total(lists);
@@ -43,7 +47,12 @@ export class Policy {
     this.share = element("span", { class: "big numeric" });
     this.bar = new Bar();
     const orders = element("div", { class: "panel" }, element("h3", {}, "Order of eviction"));
-    const lead = element("p", { class: "note" }, this.admission, ". Evicted first: cold, then used once, then used again.");
+    const lead = element(
+      "p",
+      { class: "note" },
+      this.admission,
+      ". Evicted first: cold, then used once, then used again.",
+    );
     const rows = element("div", { class: "panel tier-hbm" }, element("h3", {}, "Predictions of the row policy"));
     const told = element("p", {}, this.cameTrue, " of ", this.predicted, " predictions came true (", this.rows, ")");
     place.append(orders, rows);

@@ -3,7 +3,13 @@
 import { Bar, element, setAttribute, setText, Table } from "./dom.js";
 import * as format from "./format.js";
 
-const counted = (title, of, wide = false) => ({ title, text: (row) => format.count(of(row)), value: of, numeric: true, wide });
+const counted = (title, of, wide = false) => ({
+  title,
+  text: (row) => format.count(of(row)),
+  value: of,
+  numeric: true,
+  wide,
+});
 
 export const sessionsTable = (place) =>
   new Table(place, {
@@ -15,7 +21,12 @@ export const sessionsTable = (place) =>
       { title: "Session", text: ({ session }) => String(session), head: true },
       { title: "Role", text: ({ role, closed }) => (closed ? `${role}, closed` : role) },
       { title: "Tenant", text: ({ tenant }) => tenant || "default" },
-      { title: "Client", text: ({ client, pid }) => (client.includes(String(pid)) ? client : `${client} (pid ${pid})`), wide: true, class: "long" },
+      {
+        title: "Client",
+        text: ({ client, pid }) => (client.includes(String(pid)) ? client : `${client} (pid ${pid})`),
+        wide: true,
+        class: "long",
+      },
       counted("Shard", (row) => row.shard, true),
       counted("Tickets", (row) => row.tickets),
       counted("Leases", (row) => row.leases),
@@ -52,8 +63,17 @@ export const tenantsTable = (place) =>
     empty: "No tenant has anything here yet.",
     rowsMax: 50,
     columns: [
-      { title: "Tenant", text: ({ name, kind }) => name || (kind === "others" ? "all others" : "not yet known"), head: true },
-      { title: "Hit ratio", text: ({ hit_ratio: share }) => format.percent(share), value: (row) => row.hit_ratio, numeric: true },
+      {
+        title: "Tenant",
+        text: ({ name, kind }) => name || (kind === "others" ? "all others" : "not yet known"),
+        head: true,
+      },
+      {
+        title: "Hit ratio",
+        text: ({ hit_ratio: share }) => format.percent(share),
+        value: (row) => row.hit_ratio,
+        numeric: true,
+      },
       ...["dram", "ssd", "s3"].map(quotaColumn),
       counted("Refused", (row) => row.refused, true),
       counted("Evictions", (row) => row.evictions, true),
