@@ -29,6 +29,8 @@ class ErrorCode(StrEnum):
     PAGE_OUT_OF_RANGE = "page_out_of_range"
     UNKNOWN_MEMORY = "unknown_memory"
     BAD_MEMORY = "bad_memory"
+    CUDA_MISSING = "cuda_missing"
+    DEVICE_UNKNOWN = "device_unknown"
     UNKNOWN_TICKET = "unknown_ticket"
     UNKNOWN_LEASE = "unknown_lease"
     UNKNOWN_REQUEST = "unknown_request"

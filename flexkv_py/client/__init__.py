@@ -9,12 +9,13 @@ from flexkv_py.client.handles import Lease, MatchResult, Memory, RowRequest, Tic
 from flexkv_py.client.memory import PagedLayout, create_memory
 from flexkv_py.client.requests import TicketProgress
 from flexkv_py.core.messages import Outcome
-from flexkv_py.wire.messages import DaemonMessage, GoingAway, LayerLayout, Pages, ReplayRefused, Run
+from flexkv_py.wire.messages import DaemonMessage, DeviceAllocation, GoingAway, LayerLayout, Pages, ReplayRefused, Run
 
 __all__ = [
     "ArenaMap",
     "Client",
     "DaemonMessage",
+    "DeviceAllocation",
     "GoingAway",
     "LayerLayout",
     "Lease",

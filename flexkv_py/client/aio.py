@@ -7,7 +7,6 @@ client; when to connect is `client.aio_connected`'s. Use it from one loop only.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from flexkv_py.client.arena import ArenaMap
 from flexkv_py.client.calls import Handle, Registration
 from flexkv_py.client.requests import TicketProgress
 from flexkv_py.client.rows import AttachedRequest
+from flexkv_py.client.sockets import close_descriptors
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import ROOT, BlockKey
 from flexkv_py.wire.messages import (
@@ -25,6 +25,7 @@ from flexkv_py.wire.messages import (
     Cancel,
     DaemonMessage,
     Detach,
+    DeviceAllocation,
     Done,
     Fence,
     Flush,
@@ -69,18 +70,28 @@ class AsyncClient(AsyncConnectedClient):
         kind: str = "paged",
     ) -> AsyncMemory:
         """Share a memfd (sealed against shrinking) with the daemon; the client keeps its own duplicate."""
-        duplicate = requests.duplicate(descriptor)
-        try:
-            deadline_s = self._deadline_s()
-            link = await self._linked(deadline_s)
-            request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
-            registration = Registration(duplicate, request, Handle(0, link.life))
-            await self._register(link, registration, deadline_s)
-            self._session.adopt(registration)
-        except BaseException:
-            os.close(duplicate)
-            raise
-        return AsyncMemory(self, registration, requests.pages_per_block(request, self._geometry))
+        request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
+        return await self._share(requests.duplicate(descriptor), request)
+
+    async def register_device_memory(
+        self,
+        device: str,
+        allocations: Sequence[DeviceAllocation],
+        *,
+        page_count: int,
+        page_tokens: int,
+        layout: Sequence[LayerLayout],
+    ) -> AsyncMemory:
+        """Share memory of a CUDA device, named by its UUID, by IPC handles (`flexkv_tiers.memory.tensors` makes them).
+
+        Offsets of the layout go on through the allocations in order. Memory that moved is unregistered and
+        registered again, with new handles.
+        """
+        length = sum(each.length for each in allocations)
+        request = RegisterMemory(
+            0, length, page_count, page_tokens, list(layout), device=device, allocations=list(allocations)
+        )
+        return await self._share(-1, request)
 
     async def match(
         self, keys: Sequence[BlockKey], shards: Sequence[int] = (), hold_s: float = 0.0
@@ -237,7 +248,20 @@ class AsyncClient(AsyncConnectedClient):
             async with self._connecting:  # a task that connects may be sending the descriptor just now
                 if registration in self._session.registrations:
                     self._session.registrations.remove(registration)
-                    os.close(registration.descriptor)
+                    close_descriptors(registration)
+
+    async def _share(self, descriptor: int, request: RegisterMemory) -> AsyncMemory:
+        """Register memory for this and every later life; owns the descriptor."""
+        registration = Registration(descriptor, request, Handle(0, 0))
+        try:
+            deadline_s = self._deadline_s()
+            link = await self._linked(deadline_s)
+            await self._register(link, registration, deadline_s)
+            self._session.adopt(registration)
+        except BaseException:
+            close_descriptors(registration)
+            raise
+        return AsyncMemory(self, registration, requests.pages_per_block(request, self._geometry))
 
 
 class AsyncMemory:

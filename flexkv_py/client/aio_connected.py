@@ -180,6 +180,5 @@ class AsyncConnectedClient:
 
     async def _register(self, link: AsyncLink, registration: Registration, deadline_s: float) -> None:
         request = msgspec.structs.replace(registration.request)
-        descriptors = [registration.descriptor]
-        registered = await link.exchange(request, Registered, deadline_s, descriptors=descriptors)
+        registered = await link.exchange(request, Registered, deadline_s, descriptors=registration.descriptors)
         registration.handle = Handle(registered.memory, link.life)

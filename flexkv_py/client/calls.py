@@ -67,12 +67,18 @@ class Handle:
 class Registration:
     """Memory of this worker; unlike tickets it outlives a connection, by being registered again.
 
-    `descriptor` is this client's own duplicate of the memfd. `handle` names it in the present life.
+    `descriptor` is this client's own duplicate of the memfd, -1 for memory of a device that goes by handles.
+    `handle` names it in the present life.
     """
 
     descriptor: int
     request: RegisterMemory
     handle: Handle
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that travel with `request`."""
+        return [] if self.descriptor < 0 else [self.descriptor]
 
 
 @dataclass(slots=True)

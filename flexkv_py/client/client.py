@@ -6,7 +6,6 @@ Owns what the caller holds in hand: memories, tickets, leases, requests of the r
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 
@@ -17,6 +16,7 @@ from flexkv_py.client.connected import ConnectedClient
 from flexkv_py.client.handles import Lease, MatchResult, Memory, RowRequest, Ticket
 from flexkv_py.client.link import Link
 from flexkv_py.client.rows import AttachedRequest
+from flexkv_py.client.sockets import close_descriptors
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import ROOT, BlockKey
 from flexkv_py.wire.messages import (
@@ -24,6 +24,7 @@ from flexkv_py.wire.messages import (
     Attached,
     DaemonMessage,
     Detach,
+    DeviceAllocation,
     Done,
     Fence,
     Flush,
@@ -69,19 +70,28 @@ class Client(ConnectedClient):
         kind: str = "paged",
     ) -> Memory:
         """Share a memfd (sealed against shrinking) with the daemon; the client keeps its own duplicate."""
-        duplicate = requests.duplicate(descriptor)
-        try:
-            deadline_s = self._deadline_s()
-            link = self._linked(deadline_s)
-            request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
-            registration = Registration(duplicate, request, Handle(0, link.life))
-            self._register(link, registration, deadline_s)
-            with self._lock:
-                self._session.adopt(registration)
-        except BaseException:
-            os.close(duplicate)
-            raise
-        return Memory(self, registration, requests.pages_per_block(request, self._geometry))
+        request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
+        return self._share(requests.duplicate(descriptor), request)
+
+    def register_device_memory(
+        self,
+        device: str,
+        allocations: Sequence[DeviceAllocation],
+        *,
+        page_count: int,
+        page_tokens: int,
+        layout: Sequence[LayerLayout],
+    ) -> Memory:
+        """Share memory of a CUDA device, named by its UUID, by IPC handles (`flexkv_tiers.memory.tensors` makes them).
+
+        Offsets of the layout go on through the allocations in order. Memory that moved is unregistered and
+        registered again, with new handles.
+        """
+        length = sum(each.length for each in allocations)
+        request = RegisterMemory(
+            0, length, page_count, page_tokens, list(layout), device=device, allocations=list(allocations)
+        )
+        return self._share(-1, request)
 
     def match(self, keys: Sequence[BlockKey], shards: Sequence[int] = (), hold_s: float = 0.0) -> MatchResult:
         """Longest usable prefix of `keys` in all `shards` (none: this client's own).
@@ -225,7 +235,7 @@ class Client(ConnectedClient):
             with self._connecting:  # a thread that connects may be sending the descriptor just now
                 if registration in self._session.registrations:
                     self._session.registrations.remove(registration)
-                    os.close(registration.descriptor)
+                    close_descriptors(registration)
 
     def take_pages(self, row: AttachedRequest, version_max: int | None) -> list[Pages]:
         """Page changes of one request. Raises why its life is over."""
@@ -244,6 +254,20 @@ class Client(ConnectedClient):
     def extend_row(self, row: AttachedRequest, keys: Sequence[BlockKey]) -> None:
         """Attach further blocks to a request."""
         self._attach_on(row, requests.attach_slices(keys))
+
+    def _share(self, descriptor: int, request: RegisterMemory) -> Memory:
+        """Register memory for this and every later life; owns the descriptor."""
+        registration = Registration(descriptor, request, Handle(0, 0))
+        try:
+            deadline_s = self._deadline_s()
+            link = self._linked(deadline_s)
+            self._register(link, registration, deadline_s)
+            with self._lock:
+                self._session.adopt(registration)
+        except BaseException:
+            close_descriptors(registration)
+            raise
+        return Memory(self, registration, requests.pages_per_block(request, self._geometry))
 
     def _attach_on(self, row: AttachedRequest, slices: Sequence[bytes]) -> None:
         for packed in slices:

@@ -185,6 +185,5 @@ class ConnectedClient:
 
     def _register(self, link: Link, registration: Registration, deadline_s: float) -> None:
         request = msgspec.structs.replace(registration.request)
-        descriptors = [registration.descriptor]
-        registered = link.exchange(request, Registered, deadline_s, descriptors=descriptors)
+        registered = link.exchange(request, Registered, deadline_s, descriptors=registration.descriptors)
         registration.handle = Handle(registered.memory, link.life)

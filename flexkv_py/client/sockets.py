@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Protocol
 
+from flexkv_py.client.calls import Registration
 from flexkv_py.client.session import Session
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import SEGMENTS_PER_REPLY_MAX
@@ -62,10 +63,16 @@ def descriptors_of(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
     return found
 
 
+def close_descriptors(registration: Registration) -> None:
+    """Close a client's own duplicates of one memory."""
+    for descriptor in registration.descriptors:
+        os.close(descriptor)
+
+
 def forget_memories(session: Session) -> None:
     """Close a client's duplicates of all its memories: it will register none of them again."""
     for registration in session.registrations:
-        os.close(registration.descriptor)
+        close_descriptors(registration)
     session.registrations.clear()
 
 

@@ -7,7 +7,7 @@ not in the state would be made twice.
 from __future__ import annotations
 
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, DramCopy
-from flexkv_py.core.links import settle
+from flexkv_py.core.links import is_orphan, settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.placement import is_below, judge
 from flexkv_py.core.state import State
@@ -42,6 +42,7 @@ def _give_up(state: State, copy: DramCopy) -> None:
     if copy.queue is not None:
         copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
+    forget_pin(state, copy)
     copy.block.dram = None
     if copy.readers:
         state.dropped[copy] = None
@@ -71,7 +72,13 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
             state.levels[copy.tier].reclaimable.push_newest(copy)
         else:
             policy = state.levels[copy.tier].policy
-            (policy.cool if cold or not copy.block.linked else policy.add)(copy)
+            (policy.cool if cold or is_orphan(copy.block) else policy.add)(copy)
+
+
+def forget_pin(state: State, copy: Copy) -> None:
+    """The operator's pin, if there is one, does not hold a copy that must go."""
+    if state.pinned.pop(copy, 0):
+        copy.readers -= 1
 
 
 def evict(state: State, copy: Copy, why: str) -> None:
@@ -102,6 +109,7 @@ def lose_record(state: State, copy: Copy, *, told_by_tier: bool = False) -> None
     if copy.queue is not None:
         copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
+    forget_pin(state, copy)
     _uncover(state, copy.block)
     if copy.readers == 0 and told_by_tier:
         detach(state, copy)

@@ -67,11 +67,23 @@ class LayerLayout(msgspec.Struct, array_like=True):
     page_bytes: int
 
 
+class DeviceAllocation(msgspec.Struct, array_like=True):
+    """`length` bytes from `offset` of one allocation of device memory.
+
+    `handle` is its CUDA IPC handle (64 bytes); empty: its physical memory travels beside as a descriptor.
+    """
+
+    offset: int
+    length: int
+    handle: bytes = b""
+
+
 class RegisterMemory(Message, tag=2):
     """Register paged KV; one memfd with F_SEAL_SHRINK travels beside it by SCM_RIGHTS.
 
     `layout` lists every layer of every plane (kind `paged`), or is empty for a `window`: then page p
-    is a whole block as stored, at `p * block_bytes`.
+    is a whole block as stored, at `p * block_bytes`. With `device` (a UUID) the memory is that device's, and its
+    bytes are those of `allocations`, one after the other.
     """
 
     bytes: int
@@ -79,6 +91,8 @@ class RegisterMemory(Message, tag=2):
     page_tokens: int
     layout: list[LayerLayout] = []
     kind: str = "paged"
+    device: str = ""
+    allocations: list[DeviceAllocation] = []
 
 
 class UnregisterMemory(Message, tag=3):

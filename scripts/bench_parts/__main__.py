@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PARTS = ("core", "socket", "load", "moves", "copy", "ssd", "s3", "codec", "idle", "start", "hot")
+PARTS = ("core", "socket", "load", "moves", "copy", "device", "ssd", "s3", "codec", "idle", "start", "hot")
 PEERS = (
     ("FlexKV", "match of 512 blocks, 1 M-block C++ index", "10.5 µs"),
     ("FlexKV", "match and insert of 512 new blocks", "18.7 µs"),

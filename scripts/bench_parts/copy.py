@@ -28,7 +28,7 @@ from flexkv_py.geometry import ALIGN_BYTES, Geometry, Plane
 from flexkv_py.wire.messages import LayerLayout, RegisterMemory
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.lanes import CopyTask, CpuLanes, Direction
-from flexkv_tiers.memory import Arena, WorkerMemory, sealed_memfd
+from flexkv_tiers.memory import Arena, HostMemory, sealed_memfd
 
 LAYERS = tuple(range(61))
 GEOMETRY = Geometry((Plane("kv", LAYERS, 656), Plane("index", LAYERS, 132)), tokens_per_block=64)
@@ -68,9 +68,9 @@ class Bench:
     """An arena, one worker's memory, and both ways to copy between them."""
 
     def __init__(self) -> None:
-        message = _layer_first(GEOMETRY, BLOCKS)
+        message = layer_first(GEOMETRY, BLOCKS)
         descriptor = sealed_memfd("bench-worker", message.bytes)
-        self.memory = WorkerMemory(descriptor, message, GEOMETRY)
+        self.memory = HostMemory(descriptor, message, GEOMETRY)
         self.worker = np.frombuffer(mmap.mmap(descriptor, message.bytes), np.uint8)
         os.close(descriptor)
         self.worker[:] = 1  # also brings the pages in
@@ -142,23 +142,22 @@ def rows() -> list[dict[str, Any]]:
     """The rows of the copy lanes and the checksum: each figure beside its bar."""
     bench = Bench()
     meters = uvloop.run(bench.measure())
-    result = [_row("copy: checksum", bench.checksum_gb_per_s(), "GB/s", least=CHECKSUM_GB_PER_S_MIN)]
+    result = [row("copy: checksum", bench.checksum_gb_per_s(), "GB/s", least=CHECKSUM_GB_PER_S_MIN)]
     for name, cpu_ratio_max in (("load", CPU_RATIO_LOAD_MAX), ("save", CPU_RATIO_SAVE_MAX)):
         bare, lane = meters[f"bare {name}"], meters[name]
         result += [
-            _row(f"copy: {name}, bare memmove, CPU", bare.cpu_s_per_gb, "s/GB"),
-            _row(f"copy: {name}, CPU", lane.cpu_s_per_gb, "s/GB"),
-            _row(f"copy: {name}, CPU against bare", lane.cpu_s_per_gb / bare.cpu_s_per_gb, "×", most=cpu_ratio_max),
-            _row(f"copy: {name}, bare memmove", bare.gb_per_s, "GB/s"),
-            _row(f"copy: {name}, one lane", lane.gb_per_s, "GB/s"),
-            _row(f"copy: {name}, speed against bare", lane.gb_per_s / bare.gb_per_s, "×", least=SPEED_RATIO_MIN),
+            row(f"copy: {name}, bare memmove, CPU", bare.cpu_s_per_gb, "s/GB"),
+            row(f"copy: {name}, CPU", lane.cpu_s_per_gb, "s/GB"),
+            row(f"copy: {name}, CPU against bare", lane.cpu_s_per_gb / bare.cpu_s_per_gb, "×", most=cpu_ratio_max),
+            row(f"copy: {name}, bare memmove", bare.gb_per_s, "GB/s"),
+            row(f"copy: {name}, one lane", lane.gb_per_s, "GB/s"),
+            row(f"copy: {name}, speed against bare", lane.gb_per_s / bare.gb_per_s, "×", least=SPEED_RATIO_MIN),
         ]
     return result
 
 
-def _row(
-    name: str, value: float, unit: str, *, most: float | None = None, least: float | None = None
-) -> dict[str, Any]:
+def row(name: str, value: float, unit: str, *, most: float | None = None, least: float | None = None) -> dict[str, Any]:
+    """One figure, and whether it meets its bar."""
     bar = f"≤ {most}" if most is not None else f"≥ {least}" if least is not None else ""
     ok = (most is None or value <= most) and (least is None or value >= least)
     return {"name": name, "value": value, "unit": unit, "bar": bar, "ok": ok}
@@ -168,7 +167,7 @@ def _frame(block: int, chunk: int) -> int:
     return (block * GEOMETRY.chunk_count + chunk) * FRAME_PAGES
 
 
-def _layer_first(geometry: Geometry, page_count: int) -> RegisterMemory:
+def layer_first(geometry: Geometry, page_count: int) -> RegisterMemory:
     """One tensor [pages, rows, row bytes] per plane and layer, one after the other; a page is a block."""
     layout, offset = [], 0
     for index, plane in enumerate(geometry.planes):

@@ -75,6 +75,21 @@ class DramTable:
 
 
 @dataclass(frozen=True)
+class CudaTable:
+    """[cuda]: workers whose KV lies on devices."""
+
+    mode: str = key(
+        Kind.TEXT,
+        "Whether device memory may be registered: where the driver is found, always (or no start), or never.",
+        "auto",
+        choices=("auto", "on", "off"),
+    )
+    copies_in_flight_bytes_max: int = key(
+        Kind.SIZE, "Submitted to one device at a time: what a load may have to wait for.", 32 * MIB, low=MIB, high=GIB
+    )
+
+
+@dataclass(frozen=True)
 class PlannerTable:
     """[planner]: what is kept where."""
 
@@ -190,6 +205,7 @@ class Config:
     daemon: DaemonTable = field(default_factory=DaemonTable)
     api: ApiTable = field(default_factory=ApiTable)
     dram: DramTable = field(default_factory=DramTable)
+    cuda: CudaTable = field(default_factory=CudaTable)
     ssd: SsdTable | None = None
     s3: S3Table | None = None
     codec: CodecTable = field(default_factory=CodecTable)
@@ -214,6 +230,7 @@ TABLES: dict[str, type] = {
     "daemon": DaemonTable,
     "api": ApiTable,
     "dram": DramTable,
+    "cuda": CudaTable,
     "ssd": SsdTable,
     "s3": S3Table,
     "codec": CodecTable,

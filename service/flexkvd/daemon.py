@@ -183,7 +183,7 @@ class Daemon:
     async def _drain(self) -> None:
         """Admit nothing new, let tickets end until `drain_s` is over, then cancel what is left."""
         parts = self._parts
-        parts.readiness.draining = True
+        parts.readiness.draining, parts.readiness.drain_reason = True, "the daemon is stopping"
         if parts.engine.broken:
             return
         log.info("draining for at most %g s", self._config.daemon.drain_s)

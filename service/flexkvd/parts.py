@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flexkv_py import operating
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -24,10 +25,12 @@ from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
 from flexkvd.codecs import Codecs
 from flexkvd.config import Config, read_token
+from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.frame_check import check_frames
 from flexkvd.lag import LagProbe
+from flexkvd.operations import Operations
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
@@ -53,12 +56,13 @@ class Parts:
     executor: Executor
     server: Server
     arena: Arena
-    lanes: CpuLanes
+    devices: Devices
     stores: Stores
     readiness: Readiness
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    operations: Operations
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -66,46 +70,76 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
 
     The directory is locked before the socket answers, so a second daemon serves nobody.
     """
-    loop, dram, told = asyncio.get_running_loop(), config.dram, planner_config(config)
+    loop, told = asyncio.get_running_loop(), planner_config(config)
     token = read_token(config.daemon.token_file, "[daemon] token_file")
     boot = secrets.token_bytes(BOOT_BYTES)
-    arena = Arena(dram.segment_bytes, told.dram_segments, huge_pages=dram.huge_pages)
-    stack.callback(arena.close)
-    lanes = CpuLanes(arena, threads=dram.copy_threads, bytes_in_flight_max=dram.copies_in_flight_bytes_max)
-    stack.callback(lanes.close)
+    arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told)
+    planner = Planner(told, [operating.handlers])
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
     codecs = Codecs.make(config, arena)
     stack.push_async_callback(codecs.close)
     await codecs.start()
     readiness = Readiness()
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
-    for store, _ in stores.values():
-        stack.push_async_callback(store.close)
-    if Tier.SSD in stores:
-        await stores[Tier.SSD][0].start()
+    stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
     sessions = Sessions(engine, config.limits)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
-    executor = Executor(engine, sessions, lanes, stores, loop, check)
+    executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
     shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
     resets.go_on()
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
-    requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, loop)
+    requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, dram.segment_bytes, loop)
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
     stack.callback(server.close)
     return Parts(
-        boot, planner, engine, sessions, executor, server, arena, lanes, stores, readiness, resets, row_path, lag
+        boot=boot,
+        planner=planner,
+        engine=engine,
+        sessions=sessions,
+        executor=executor,
+        server=server,
+        arena=arena,
+        devices=devices,
+        stores=stores,
+        readiness=readiness,
+        resets=resets,
+        row_path=row_path,
+        lag=lag,
+        operations=Operations(engine, planner, sessions, readiness),
     )
+
+
+def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:
+    """The arena, and what copies between it and the memory of workers."""
+    dram = config.dram
+    arena = Arena(dram.segment_bytes, segments, huge_pages=dram.huge_pages)
+    stack.callback(arena.close)
+    lanes = CpuLanes(arena, threads=dram.copy_threads, bytes_in_flight_max=dram.copies_in_flight_bytes_max)
+    stack.callback(lanes.close)
+    devices = Devices(config.cuda, arena, lanes)
+    stack.callback(devices.close)
+    return arena, devices
+
+
+async def _make_stores(
+    config: Config, arena: Arena, codecs: Codecs, engine: Engine, readiness: Readiness, stack: AsyncExitStack
+) -> Stores:
+    """The tiers below DRAM; the directories of the SSD tier are locked."""
+    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
+    for store, _ in stores.values():
+        stack.push_async_callback(store.close)
+    if Tier.SSD in stores:
+        await stores[Tier.SSD][0].start()
+    return stores
 
 
 def _reset_log(config: Config) -> ResetLog | None:

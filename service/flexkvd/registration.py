@@ -1,4 +1,4 @@
-"""Registration of a worker's memory: the descriptor it sent, checked and mapped.
+"""Registration of a worker's memory: the descriptor or the handles it sent, checked and mapped.
 
 Owns what is believed of a registration, and when it is answered: a worker that lost its connection and
 registers the same memory again must not be told so while copies of its last session still run there.
@@ -9,32 +9,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import Registered, RegisterMemory
-from flexkv_tiers.memory import WorkerMemory
+from flexkv_tiers.memory import HostMemory, WorkerMemory
 from flexkvd.config import LimitsTable
+from flexkvd.devices import Devices, descriptor_count
 from flexkvd.memories import RegisteredMemory
 from flexkvd.sessions import Session
 
 
 def register(
-    session: Session, message: RegisterMemory, limits: LimitsTable, sessions: Iterable[Session]
+    session: Session, message: RegisterMemory, limits: LimitsTable, sessions: Iterable[Session], devices: Devices
 ) -> Registered | None:
-    """Map the memfd that came with the message; None when the reply waits for copies of ended sessions.
+    """Map the memory that came with the message; None when the reply waits for copies of ended sessions.
 
-    Raises FlexKVError; the descriptor is closed in any case.
+    Raises FlexKVError; the descriptors are closed in any case.
     """
-    descriptor = session.connection.take_descriptor()
-    if descriptor is None:
-        raise FlexKVError(
-            ErrorCode.BAD_MEMORY, "no descriptor came with the message: send one memfd beside it by SCM_RIGHTS"
-        )
-    try:
+    with ExitStack() as stack:
+        descriptors = _take_descriptors(session, message, stack)
         _check(session, message, limits)
-        mapping = WorkerMemory(descriptor, message, session.geometry)
-    finally:
-        os.close(descriptor)
+        mapping: WorkerMemory
+        if message.device:
+            mapping = devices.open(message, descriptors, session.geometry)
+        else:
+            mapping = HostMemory(descriptors[0], message, session.geometry)
     busy = _still_copying(mapping, sessions)
     if busy:
         try:
@@ -50,6 +50,22 @@ def register(
         return reply
     _after_copies(busy, lambda: session.end_waiting(reply))
     return None
+
+
+def _take_descriptors(session: Session, message: RegisterMemory, stack: ExitStack) -> list[int]:
+    """Those that came with the message, closed by `stack`. Raises FlexKVError(BAD_MEMORY)."""
+    descriptors: list[int] = []
+    for _ in range(descriptor_count(message)):
+        descriptor = session.connection.take_descriptor()
+        if descriptor is None:
+            raise FlexKVError(
+                ErrorCode.BAD_MEMORY,
+                f"{len(descriptors)} descriptors came with the message: send one memfd beside it by SCM_RIGHTS, or "
+                "one for every device allocation without a handle",
+            )
+        stack.callback(os.close, descriptor)
+        descriptors.append(descriptor)
+    return descriptors
 
 
 def _still_copying(mapping: WorkerMemory, sessions: Iterable[Session]) -> list[RegisteredMemory]:

@@ -49,6 +49,7 @@ from flexkv_py.wire.messages import (
 )
 from flexkv_tiers.memory.worker import PageTable
 from flexkvd.config import LimitsTable
+from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
 from flexkvd.registration import register
@@ -74,8 +75,10 @@ class Requests:
         tiers: tuple[Tier, ...],
         resets: Resets,
         row_path: RowPath,
+        devices: Devices,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._devices = devices
         self._engine = engine
         self._sessions = sessions
         self._limits = limits
@@ -111,7 +114,7 @@ class Requests:
         raise AssertionError("the server answers a second hello itself")
 
     def _register(self, session: Session, message: RegisterMemory) -> DaemonMessage | None:
-        return register(session, message, self._limits, self._sessions.by_number.values())
+        return register(session, message, self._limits, self._sessions.by_number.values(), self._devices)
 
     def _unregister(self, session: Session, message: UnregisterMemory) -> None:
         memory = session.memory(message.memory)

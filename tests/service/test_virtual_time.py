@@ -45,6 +45,7 @@ from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
 from flexkvd import socket_file
 from flexkvd.config import Config, parse_config
+from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor, TierLimits
 from flexkvd.facts import facts_of
@@ -89,9 +90,10 @@ class World:
         self.store = FakeStore(FakeRecords(64 << 20), arena, self.plan)
         limits = TierLimits(2, 2, bytes_in_flight_max=1, transfer_s_max=30.0)
         self.executor = Executor(self.engine, self.sessions, self.lanes, {Tier.SSD: (self.store, limits)}, loop)
+        devices = Devices(self.config.cuda, arena, self.lanes)
         row_path = RowPath(self.engine, self.sessions, arena, self.config, loop)
         tiers, limits_of = (Tier.DRAM, Tier.SSD), self.config.limits
-        requests = Requests(self.engine, self.sessions, limits_of, tiers, (), row_path, loop)
+        requests = Requests(self.engine, self.sessions, limits_of, tiers, (), row_path, devices, loop)
         listener = socket_file.listen(str(path), 0o600)
         stack.callback(listener.close)
         gate = Gate(os.getuid(), frozenset(), frozenset(), "")

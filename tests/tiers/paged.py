@@ -9,7 +9,7 @@ from random import Random
 
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_py.wire.messages import LayerLayout, RegisterMemory
-from flexkv_tiers.memory import WorkerMemory, sealed_memfd
+from flexkv_tiers.memory import HostMemory, sealed_memfd
 
 GEOMETRY = Geometry(
     (Plane("kv", tuple(range(6)), 40), Plane("index", (0, 1, 3, 4, 5), 12, tokens_per_row=4)),
@@ -80,7 +80,7 @@ class Worker:
         self.message = message
         self.descriptor = sealed_memfd("test-worker", message.bytes)
         self.bytes = mmap.mmap(self.descriptor, message.bytes)
-        self.memory = WorkerMemory(self.descriptor, message, geometry)
+        self.memory = HostMemory(self.descriptor, message, geometry)
 
     def fill(self, seed: int) -> None:
         self.bytes[:] = Random(seed).randbytes(len(self.bytes))

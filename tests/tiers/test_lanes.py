@@ -123,19 +123,6 @@ def test_blocks_come_back_as_they_were(
     worker.close()
 
 
-def test_loading_touches_only_the_pages_named(arena: Arena, lanes: CpuLanes, worker: Worker) -> None:
-    """Rows of other pages and other chunks stay as they were, byte for byte."""
-    before = np.frombuffer(worker.bytes[:], np.uint8)
-    arena.view(0, GEOMETRY.chunk_bytes[1])[:] = b"\xaa" * GEOMETRY.chunk_bytes[1]
-    asyncio.run(lanes.copy(task_of(worker, Direction.INTO_WORKER, [[3, 9]], chunk=1), Priority.LOAD))
-    changed = set(np.flatnonzero(before != np.frombuffer(worker.bytes[:], np.uint8)).tolist())
-    places = {(entry.plane, entry.layer): entry for entry in worker.message.layout}
-    pieces = [places[piece.plane, piece.layer] for piece in GEOMETRY.chunk_pieces[1]]
-    starts = [(entry.offset + page * entry.page_stride, entry.page_bytes) for entry in pieces for page in (3, 9)]
-    assert changed
-    assert changed <= {at for start, length in starts for at in range(start, start + length)}
-
-
 def test_a_window_holds_whole_blocks_as_stored(arena: Arena, lanes: CpuLanes) -> None:
     """Chunk c of page p lies at its offset in block p, and what comes back is padded with zeros."""
     worker = Worker(window(GEOMETRY))
@@ -341,36 +328,3 @@ def test_closing_ends_threads_and_tells_who_waits(gated: GatedArena, worker: Wor
 
     asyncio.run(run())
     assert not [thread for thread in set(threading.enumerate()) - set(threads) if thread.name.startswith("copy-lane")]
-
-
-def test_many_copies_share_the_lanes(arena: Arena, lanes: CpuLanes) -> None:
-    """Two hundred concurrent copies of several workers and priorities all end with the right bytes."""
-    workers = [Worker(layout(GEOMETRY, 8)) for layout in LAYOUTS]
-    random = Random(7)
-
-    async def save(number: int) -> None:
-        worker, chunk = workers[number % len(workers)], number % GEOMETRY.chunk_count
-        pages = random.sample(range(PAGE_COUNT), 2)
-        key, frame = number.to_bytes(16, "big"), number * FRAME_PAGES
-        table = np.array([pages], np.uint32)
-        task = CopyTask(
-            Direction.OUT_OF_WORKER, worker.memory, [chunk], [key], [(frame,) * GEOMETRY.chunk_count], table
-        )
-        assert await lanes.copy(task, random.choice(list(Priority))) == [None]
-        expected = stored_chunk(GEOMETRY, worker.message, worker.bytes[:], pages, chunk)
-        assert arena.checksum(frame) == chunk_checksum(key, chunk, expected)
-
-    async def run() -> None:
-        await asyncio.gather(*(save(number) for number in range(200)))
-
-    for seed, worker in enumerate(workers):
-        worker.fill(seed)
-    asyncio.run(run())
-    for worker in workers:
-        worker.close()
-
-
-def test_an_empty_copy_ends_at_once(lanes: CpuLanes, worker: Worker) -> None:
-    """No blocks, no outcomes."""
-    task = task_of(worker, Direction.INTO_WORKER, [])
-    assert asyncio.run(lanes.copy(task, Priority.LOAD)) == []

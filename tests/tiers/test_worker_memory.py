@@ -17,7 +17,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_py.wire.messages import RegisterMemory
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.memory import PageRun, WorkerMemory, page_runs, sealed_memfd
+from flexkv_tiers.memory import HostMemory, PageRun, page_runs, sealed_memfd
 from tests.leaks import mapped_memfds, open_files
 from tests.tiers.paged import (
     GEOMETRY,
@@ -46,7 +46,7 @@ def refusal(descriptor: int, message: RegisterMemory = MESSAGE, geometry: Geomet
     """Code of the error; nothing may have been mapped and no descriptor left open by then."""
     files, maps = open_files(), mapped_memfds()
     with pytest.raises(FlexKVError) as caught:
-        WorkerMemory(descriptor, message, geometry)
+        HostMemory(descriptor, message, geometry)
     assert not open_files() - files
     assert not mapped_memfds() - maps
     assert re.search(r": \w+", caught.value.message), "a refusal names its cure"
@@ -112,7 +112,7 @@ def test_memory_that_could_hurt_is_refused_before_mapping(make: Callable[[], int
 
 def test_registered_memory_cannot_be_truncated(descriptor: int) -> None:
     """The seal that registration demands makes the worker's own ftruncate fail, so no SIGBUS can come of it."""
-    memory = WorkerMemory(descriptor, MESSAGE, GEOMETRY)
+    memory = HostMemory(descriptor, MESSAGE, GEOMETRY)
     with pytest.raises(PermissionError):
         os.ftruncate(descriptor, 0)
     memory.close()
@@ -218,7 +218,7 @@ def test_a_page_table_is_checked_when_it_comes_in() -> None:
 
 def test_memory_closes_once_no_view_is_left(descriptor: int) -> None:
     """While a copy holds a view the mapping stays; afterwards it goes, and a view of it is a fault."""
-    memory = WorkerMemory(descriptor, MESSAGE, GEOMETRY)
+    memory = HostMemory(descriptor, MESSAGE, GEOMETRY)
     strand, run = memory.strands[0][0], PageRun(0, 3, 1, 0)
     view = memory.view(strand, run)
     with pytest.raises(BufferError):

@@ -346,6 +346,7 @@ class Status(Readiness):
     sessions: list[Session] = said([], "Connected clients.")
     tiers: dict[str, dict[str, Any]] = said({"dram": {"bytes": 1 << 32}}, "What each tier's store says of itself.")
     lanes: dict[str, Any] = said({"threads": 2}, "What copies between workers and DRAM.")
+    devices: dict[str, Any] = said({}, "CUDA devices that workers lent memory of.")
 
 
 class JobError(Failure):

@@ -81,7 +81,8 @@ class Operator:
             "link_bytes": dict(parts.executor.traffic.bytes),
             "sessions": self.sessions.all(),
             "tiers": {"dram": parts.arena.status(), **tiers},
-            "lanes": parts.lanes.status(),
+            "lanes": parts.devices.lanes.status(),
+            "devices": parts.devices.status(),
         }
 
     def state(self) -> str:

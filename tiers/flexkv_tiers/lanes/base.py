@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from flexkv_py.core.messages import Fault, Priority
+from flexkv_tiers.memory.gates import Gate
 from flexkv_tiers.memory.worker import PageTable, WorkerMemory
 
 
@@ -36,6 +37,10 @@ class CopyTask:
     keys: list[bytes]
     frames: list[tuple[int, ...]]
     pages: PageTable
+    after: int = 0
+    """Event of another process that the copies wait for on their stream; 0: none. Lanes of the host know none."""
+    gates: dict[int, Gate] = field(default_factory=dict)
+    """Opened after this task's copies of a chunk, by chunk: given to the task that copies a ticket's last ones."""
     block_bytes: int = field(init=False)
     """Of all these chunks of one block."""
 

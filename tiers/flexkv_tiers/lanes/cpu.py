@@ -27,7 +27,7 @@ from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.lanes.base import Copied, CopyTask, Direction
 from flexkv_tiers.memory.arena import Arena
 from flexkv_tiers.memory.layout import PageRun, page_runs
-from flexkv_tiers.memory.worker import PageTable, WorkerMemory
+from flexkv_tiers.memory.worker import HostMemory, PageTable, WorkerMemory
 
 BYTES_IN_FLIGHT_MAX = 4 * 1024 * 1024
 """Being copied at a time by all threads: what a thread takes before it looks at the queue again."""
@@ -176,6 +176,7 @@ class CpuLanes:
                 continue
             self._jobs.remove(job)
             self._count(job)
+            _open_gates(job)
             if not job.loop.is_closed():
                 for copied in job.copied:
                     copied(job.faults)
@@ -219,6 +220,14 @@ class CpuLanes:
         return True
 
 
+def _open_gates(job: _Job) -> None:
+    memory, failed = job.task.memory, any(job.faults)
+    assert isinstance(memory, HostMemory)
+    for gate in job.task.gates.values():
+        gate.failed |= failed
+        memory.write_gate(gate)
+
+
 def _first_rank(waiting: list[_Entry]) -> int:
     try:
         return waiting[0][0]
@@ -258,8 +267,10 @@ def _copy_chunk(arena: Arena, task: CopyTask, block: int, chunk: int, pages: lis
 
 def _copy_run(frame: memoryview, task: CopyTask, chunk: int, run: PageRun) -> None:
     """One strided copy per strand: layers × pages × bytes, whatever lies between them on either side."""
-    for strand in task.memory.strands[chunk]:
-        outside = task.memory.view(strand, run)
+    memory = task.memory
+    assert isinstance(memory, HostMemory)
+    for strand in memory.strands[chunk]:
+        outside = memory.view(strand, run)
         inside: np.ndarray[tuple[int, int, int], np.dtype[np.uint8]] = np.ndarray(
             outside.shape,
             np.uint8,

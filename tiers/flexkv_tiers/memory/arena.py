@@ -122,6 +122,10 @@ class Arena:
         assert 0 <= number < len(self._segments)
         return self._segments[number].address + offset
 
+    def segment_address(self, segment: int) -> int:
+        """Address of a segment's first frame in this process."""
+        return self._segments[segment].address
+
     def checksum(self, frame: int) -> bytes:
         """The 16 bytes last set for this frame; zeros if never."""
         table, at = self._checksum_place(frame)

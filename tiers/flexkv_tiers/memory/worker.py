@@ -1,12 +1,14 @@
 """A worker's registered KV memory, mapped into the daemon.
 
-Owns the mapping and what was precomputed for copying; knows nothing of sessions or tickets, copies
-nothing itself. The server makes one per RegisterMemory, the lanes read and write through `view`.
+Owns what was precomputed for copying and, for memory of the host, the mapping (`memory.cuda` has that of a
+device); knows nothing of sessions or tickets, copies nothing itself. The server makes one per RegisterMemory.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.wire.messages import RegisterMemory
 from flexkv_tiers.base import TierFault
+from flexkv_tiers.memory.gates import GATE_BYTES, Gate
 from flexkv_tiers.memory.layout import PageRun, Strand, check_layout, chunk_strands
 from flexkv_tiers.memory.memfd import check_sealed, map_shared
 
@@ -23,28 +26,18 @@ PageTable = npt.NDArray[np.uint32]
 """Pages of blocks, shape [blocks, pages_per_block]."""
 
 
-class WorkerMemory:
-    """One registered memory: checked, mapped, planned.
+class WorkerMemory(ABC):
+    """One registered memory: checked, planned, and mapped by a subclass.
 
-    `strands[c]` says how chunk c of a block is copied; `chunk_bytes` and `chunk_payload_bytes` are
-    the geometry's. `file` is the same for all mappings of one memfd.
+    `device` is the UUID of the device it lies on, empty for the host. `strands[c]` says how chunk c of a block is
+    copied; `chunk_bytes` and `chunk_payload_bytes` are the geometry's. `file` is the same for all mappings of one
+    memory.
     """
 
-    def __init__(self, descriptor: int, message: RegisterMemory, geometry: Geometry) -> None:
-        """Check and map.
+    device = ""
 
-        Raises FlexKVError: BAD_ARGUMENT or GEOMETRY_MISMATCH for the numbers, BAD_MEMORY for the memory,
-        OUT_OF_FILES when the daemon has no open file left for the mapping.
-        The descriptor stays the caller's and may be closed as soon as this returns or raises.
-        """
-        check_layout(geometry, message)
-        check_sealed(descriptor, message.bytes)
-        status = os.fstat(descriptor)
-        self.file = (status.st_dev, status.st_ino)
-        self._map = map_shared(descriptor, message.bytes)
-        # Views hang on this array, which holds the mapping's buffer. An array made over the mmap object
-        # itself would hold nothing, and closing would unmap the memory under a running copy.
-        self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._map, np.uint8)
+    def __init__(self, message: RegisterMemory, geometry: Geometry, file: Hashable) -> None:
+        self.file = file
         self.size_bytes = message.bytes
         self.page_count = message.page_count
         self.pages_per_block = geometry.tokens_per_block // message.page_tokens
@@ -73,6 +66,34 @@ class WorkerMemory:
             )
         return table
 
+    @property
+    @abstractmethod
+    def closed(self) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unmap. Idempotent. No copy may be running: fence the lanes first."""
+
+
+class HostMemory(WorkerMemory):
+    """A memfd, which the lanes read and write through `view`."""
+
+    def __init__(self, descriptor: int, message: RegisterMemory, geometry: Geometry) -> None:
+        """Check and map.
+
+        Raises FlexKVError: BAD_ARGUMENT or GEOMETRY_MISMATCH for the numbers, BAD_MEMORY for the memory,
+        OUT_OF_FILES when the daemon has no open file left for the mapping.
+        The descriptor stays the caller's and may be closed as soon as this returns or raises.
+        """
+        check_layout(geometry, message)
+        check_sealed(descriptor, message.bytes)
+        status = os.fstat(descriptor)
+        super().__init__(message, geometry, (status.st_dev, status.st_ino))
+        self._map = map_shared(descriptor, message.bytes)
+        # Views hang on this array, which holds the mapping's buffer. An array made over the mmap object
+        # itself would hold nothing, and closing would unmap the memory under a running copy.
+        self._bytes: npt.NDArray[np.uint8] | None = np.frombuffer(self._map, np.uint8)
+
     def view(self, strand: Strand, run: PageRun) -> npt.NDArray[np.uint8]:
         """Writable bytes of these pages of a strand, shape [layers, pages, page_bytes], no copy.
 
@@ -90,6 +111,11 @@ class WorkerMemory:
             )
         except (ValueError, TypeError, OverflowError) as error:
             raise TierFault(Fault.MEMORY, f"the worker's memory cannot be reached: {error}") from error
+
+    def write_gate(self, gate: Gate) -> None:
+        """Open a gate: one aligned store, after all that this thread or one it waited for has copied."""
+        if self._bytes is not None:
+            self._bytes[gate.offset : gate.offset + GATE_BYTES].view("<u4")[0] = gate.value
 
     @property
     def closed(self) -> bool:

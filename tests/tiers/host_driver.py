@@ -1,0 +1,158 @@
+"""A Driver whose device is this process's own memory: what a machine without a GPU can run of the CUDA lanes.
+
+Streams are real threads that run what is enqueued in order, events are waited for, and bytes move. It checks what
+a device would refuse: unknown addresses, copies that leave an allocation, copies within a pinned part only.
+It says nothing of the real driver's behaviour: that is what tests marked `gpu` are for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.cuda import CudaFailure, Device, Rectangle
+from flexkv_tiers.cuda.base import HANDLE_BYTES, Numbers
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+INVALID_VALUE = 1
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="host-stream")
+        self.thread.start()
+
+    def _run(self) -> None:
+        while (step := self.work.get()) is not None:
+            step()
+
+
+class HostDriver:
+    """See flexkv_tiers.cuda.Driver. Nothing is copied while `gate` is shut; `refuse` makes calls of a name fail."""
+
+    def __init__(self, *, batches: bool = True) -> None:
+        self.batches = batches
+        self.gate = threading.Event()
+        self.gate.set()
+        self.refuse: dict[str, int] = {}
+        self.calls: list[str] = []
+        self.pinned: dict[int, int] = {}
+        self.opened: list[int] = []
+        self._allocations: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self._handles: dict[bytes, int] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._events: dict[int, threading.Event] = {}
+        self._next = 1
+
+    def allocate(self, length: int) -> tuple[bytes, memoryview]:
+        """What a worker would allocate and export: the handle, and its bytes."""
+        memory = ctypes.create_string_buffer(length)
+        handle = os.urandom(HANDLE_BYTES)
+        self._allocations[ctypes.addressof(memory)] = memory
+        self._handles[handle] = ctypes.addressof(memory)
+        return handle, memoryview(memory).cast("B")
+
+    def device(self, uuid: str) -> Device:
+        if uuid != UUID:
+            raise FlexKVError(ErrorCode.DEVICE_UNKNOWN, f"no device {uuid}: use {UUID}")
+        return Device(UUID, 0, 1, read_only_supported=False)
+
+    def enter(self, device: Device) -> None: ...
+
+    def create_stream(self) -> int:
+        self._streams[self._number()] = _Stream()
+        return self._next
+
+    def destroy_stream(self, stream: int) -> None:
+        gone = self._streams.pop(stream)
+        gone.work.put(None)
+        gone.thread.join()
+
+    def synchronize(self, stream: int) -> None:
+        done = threading.Event()
+        self._streams[stream].work.put(done.set)
+        assert done.wait(10)
+
+    def create_event(self) -> int:
+        self._called("create_event")
+        self._events[self._number()] = threading.Event()
+        return self._next
+
+    def destroy_event(self, event: int) -> None:
+        del self._events[event]
+
+    def record(self, event: int, stream: int) -> None:
+        self._called("record")
+        self._events[event].clear()
+        self._streams[stream].work.put(self._events[event].set)
+
+    def await_event(self, event: int) -> None:
+        assert self._events[event].wait(10)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._streams[stream].work.put(lambda: self._events[event].wait(10))
+
+    def copy_batch(self, stream: int, targets: Numbers, sources: Numbers, lengths: Numbers) -> None:
+        self._called("copy_batch")
+        rows = list(zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True))
+        self._streams[stream].work.put(lambda: self._copy(rows))
+
+    def copy_rectangle(self, stream: int, rectangle: Rectangle) -> None:
+        self._called("copy_rectangle")
+        each = rectangle
+        rows = [
+            (each.target + row * each.target_pitch, each.source + row * each.source_pitch, each.width)
+            for row in range(each.height)
+        ]
+        self._streams[stream].work.put(lambda: self._copy(rows))
+
+    def write_value(self, stream: int, address: int, value: int) -> None:
+        self._called("write_value")
+        self._streams[stream].work.put(lambda: ctypes.memmove(address, value.to_bytes(4, "little"), 4))
+
+    def pin(self, address: int, length: int) -> None:
+        self._called("pin")
+        self.pinned[address] = length
+
+    def unpin(self, address: int) -> None:
+        del self.pinned[address]
+
+    def open_memory(self, handle: bytes) -> int:
+        if handle not in self._handles:
+            raise CudaFailure("open_memory", INVALID_VALUE, "invalid value")
+        self.opened.append(self._handles[handle])
+        return self._handles[handle]
+
+    def close_memory(self, address: int) -> None:
+        self.opened.remove(address)
+
+    def import_memory(self, descriptor: int, length: int, device: Device) -> int:
+        raise CudaFailure("import_memory", 801, "not supported")
+
+    def release_memory(self, address: int, length: int) -> None:
+        raise AssertionError("nothing was imported")
+
+    def allocation_bytes(self, address: int) -> int:
+        return len(self._allocations[address])
+
+    def open_event(self, handle: bytes) -> int:
+        raise CudaFailure("open_event", 801, "not supported")
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.refuse:
+            raise CudaFailure(name, self.refuse[name], "as the test wants it")
+
+    def _copy(self, rows: list[tuple[int, int, int]]) -> None:
+        assert self.gate.wait(10)
+        for target, source, length in rows:
+            ctypes.memmove(target, source, length)

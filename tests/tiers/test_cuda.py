@@ -1,0 +1,433 @@
+"""What of CUDA lanes and memory can be shown without a device: arithmetic, order, limits, refusals, calls."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flexkv_py.core.messages import Fault, Priority
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.cuda import CudaFailure, Device, Rectangle
+from flexkv_tiers.cuda import driver as real
+from flexkv_tiers.lanes import CopyTask, Direction
+from flexkv_tiers.lanes.cuda import CudaLanes
+from flexkv_tiers.memory import Arena
+from flexkv_tiers.memory.cuda import (
+    ALLOCATIONS_MAX,
+    PIN_BYTES_MAX,
+    Allocation,
+    CudaMemory,
+    PinnedArena,
+    check_row_path,
+    pin_pieces,
+)
+from flexkv_tiers.memory.descriptors import PITCH_BYTES_MAX, describe, piece_table, rectangles
+from flexkv_tiers.memory.gates import GENERATIONS, gate_value, has_failed, is_open, next_generation
+from flexkv_tiers.memory.layout import chunk_strands
+from tests.tiers.host_driver import UUID, HostDriver
+from tests.tiers.lane_rigs import FRAME_COUNT, FRAME_PAGES, DriverSide
+from tests.tiers.paged import GEOMETRY, PAGE_COUNT, layer_first, page_first
+
+MESSAGE = layer_first(GEOMETRY, 8)
+DEVICE = Device(UUID, 0, 1, read_only_supported=False)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena(FRAME_COUNT * GEOMETRY.frame_bytes, 1)
+    yield arena
+    arena.close()
+
+
+def task_of(side: DriverSide, direction: Direction, blocks: int, chunk: int = 0) -> CopyTask:
+    keys = [block.to_bytes(16, "big") for block in range(blocks)]
+    frames = [(block * FRAME_PAGES,) * 4 for block in range(blocks)]
+    pages = np.array([[2 * block % PAGE_COUNT, (2 * block + 1) % PAGE_COUNT] for block in range(blocks)], np.uint32)
+    return CopyTask(direction, side.memory, [chunk], keys, frames, pages)
+
+
+# ------------------------------------------------------------ descriptors
+
+
+def test_pages_in_a_row_become_one_copy_and_two_blocks_never_do() -> None:
+    """Pages that follow each other on both sides merge; frames that touch do not, for a pinned part may end there."""
+    table = piece_table(chunk_strands(GEOMETRY, MESSAGE)[0], lambda offset: 1 << 20 | offset)
+    payload = sum(int(each) * 2 for each in table.page_bytes)
+    copies = describe(table, [0, payload], np.array([[4, 5], [6, 7]], np.uint32))
+    assert len(copies.lengths) == 2 * len(table.outside)
+    assert int(copies.lengths.sum()) == 2 * payload
+    apart = describe(table, [0], np.array([[4, 6]], np.uint32))
+    assert len(apart.lengths) == 2 * len(table.outside)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200), st.sampled_from([8, 8, 8, 16])), max_size=40))
+def test_rectangles_are_the_same_copies(steps: list[tuple[int, int, int]]) -> None:
+    """Whatever the arrays, the rows of the rectangles are their entries, in order, with pitches a device takes."""
+    rows = [(1000 + 50 * at + a, 9000 + 40 * at + b, length) for at, (a, b, length) in enumerate(steps)]
+    arrays = [np.array([row[column] for row in rows], np.uint64) for column in range(3)]
+    again = []
+    for each in rectangles(*arrays):
+        assert each.height == 1 or each.width <= min(each.target_pitch, each.source_pitch)
+        assert max(each.target_pitch, each.source_pitch) <= PITCH_BYTES_MAX
+        again += [
+            (each.target + row * each.target_pitch, each.source + row * each.source_pitch, each.width)
+            for row in range(each.height)
+        ]
+    assert again == rows
+
+
+def test_layers_of_a_page_first_memory_are_few_rectangles() -> None:
+    """Evenly spaced copies take one 2-D copy, not one call each."""
+    table = piece_table(chunk_strands(GEOMETRY, page_first(GEOMETRY, 4))[0], lambda offset: 1 << 20 | offset)
+    copies = describe(table, [0], np.array([[0, 2, 4, 6]], np.uint32))
+    assert len(copies.lengths) == 4 * len(table.outside)
+    assert len(list(rectangles(copies.outside, copies.inside, copies.lengths))) == len(table.outside)
+
+
+# ------------------------------------------------------------------ gates
+
+
+@given(st.integers(0, GENERATIONS - 1), st.integers(0, 1000), st.booleans())
+def test_gates_stay_open_for_the_past_and_shut_for_the_future(generation: int, ahead: int, failed: bool) -> None:
+    """With wrap-around: a value opens its own generation and those before, never a later one, failed or not."""
+    later = generation
+    for _ in range(ahead):
+        later = next_generation(later)
+    assert is_open(gate_value(later, failed=failed), generation)
+    assert is_open(gate_value(generation, failed=failed), later) is (ahead == 0)
+    assert has_failed(gate_value(generation, failed=failed)) is failed
+
+
+# ------------------------------------------------------- lanes of one device
+
+
+@pytest.mark.parametrize("code", [801, 1])
+def test_a_driver_without_batches_is_found_out_once(arena: Arena, code: int) -> None:
+    """Not supported: falls back to rectangles for good; any other failure is a fault of the copy."""
+    driver = HostDriver()
+    driver.refuse["copy_batch"] = code
+    lanes, side = CudaLanes(driver, UUID, arena), DriverSide(driver, MESSAGE)
+    for _ in range(2):
+        faults = asyncio.run(lanes.copy(task_of(side, Direction.OUT_OF_WORKER, 3), Priority.SAVE))
+        assert faults == [None if code == 801 else Fault.MEMORY] * 3
+    assert driver.calls.count("copy_batch") == (1 if code == 801 else 2)
+    assert lanes.status()["batched"] is (code != 801)
+    lanes.close()
+    side.close()
+
+
+@pytest.mark.parametrize("call", ["create_event", "record", "write_value"])
+def test_a_driver_that_fails_after_the_copies_frees_nothing_early(arena: Arena, call: str) -> None:
+    """Where no event can tell the end, the copy is a fault only after its stream has ended."""
+    driver = HostDriver()
+    lanes, side = CudaLanes(driver, UUID, arena), DriverSide(driver, MESSAGE)
+    side.write(b"\x07" * MESSAGE.bytes)
+    from flexkv_tiers.memory.gates import Gate
+
+    async def copy() -> None:
+        driver.refuse[call] = 700
+        driver.gate.clear()
+        task = task_of(side, Direction.OUT_OF_WORKER, 1)
+        task.gates = {0: Gate(0, 1)}
+        copying = asyncio.create_task(lanes.copy(task, Priority.SAVE))
+        await asyncio.sleep(0.05)
+        assert not copying.done()
+        driver.gate.set()
+        assert await copying == [Fault.MEMORY]
+        assert arena.view(0, 1)[0] == 7
+
+    asyncio.run(copy())
+    lanes.close()
+    side.close()
+
+
+def test_what_is_in_flight_is_bounded_and_the_most_urgent_goes_next(arena: Arena) -> None:
+    """While the device is busy no more than the limit is submitted; a load then overtakes the saves that wait."""
+    driver = HostDriver()
+    length = GEOMETRY.chunk_bytes[0]
+    lanes, side = CudaLanes(driver, UUID, arena, bytes_in_flight_max=2 * length), DriverSide(driver, MESSAGE)
+    order: list[str] = []
+
+    async def copy() -> None:
+        driver.gate.clear()
+        saves = [task_of(side, Direction.OUT_OF_WORKER, 2) for _ in range(4)]
+        done = [asyncio.create_task(lanes.copy(save, Priority.SAVE)) for save in saves]
+        for number, each in enumerate(done):
+            each.add_done_callback(lambda _, number=number: order.append(f"save {number}"))
+        await asyncio.sleep(0.05)
+        assert driver.calls.count("copy_batch") == 1
+        load = asyncio.create_task(lanes.copy(task_of(side, Direction.INTO_WORKER, 2), Priority.LOAD))
+        load.add_done_callback(lambda _: order.append("load"))
+        await asyncio.sleep(0)
+        driver.gate.set()
+        await asyncio.gather(*done, load)
+        await asyncio.sleep(0)
+
+    asyncio.run(copy())
+    assert order.index("load") <= 1
+    lanes.close()
+    side.close()
+
+
+def test_copies_wait_for_the_event_of_the_worker(arena: Arena) -> None:
+    """What a task names to wait for holds its copies back on their stream, and nobody in the daemon."""
+    driver = HostDriver()
+    lanes, side = CudaLanes(driver, UUID, arena), DriverSide(driver, MESSAGE)
+    stream, event = driver.create_stream(), driver.create_event()
+
+    async def copy() -> None:
+        task = task_of(side, Direction.OUT_OF_WORKER, 1)
+        task.after = event
+        copying = asyncio.create_task(lanes.copy(task, Priority.SAVE))
+        await asyncio.sleep(0.02)
+        assert not copying.done()
+        side.write(b"\x09" * MESSAGE.bytes)  # the worker's kernel, which ends only now
+        driver.record(event, stream)
+        assert await copying == [None]
+        assert arena.view(0, 1)[0] == 9
+
+    asyncio.run(copy())
+    driver.destroy_stream(stream)
+    lanes.close()
+    side.close()
+
+
+def test_closing_lanes_ends_threads_and_tells_who_waits(arena: Arena) -> None:
+    """What was submitted is copied, what was not is DOWN, and no thread or event is left."""
+    driver, before = HostDriver(), set(threading.enumerate())
+    side = DriverSide(driver, MESSAGE)
+
+    async def copy() -> None:
+        lanes = CudaLanes(driver, UUID, arena, bytes_in_flight_max=GEOMETRY.chunk_bytes[0])
+        driver.gate.clear()
+        copying = asyncio.create_task(lanes.copy(task_of(side, Direction.INTO_WORKER, 12), Priority.LOAD))
+        await asyncio.sleep(0.02)
+        opener = threading.Timer(0.02, driver.gate.set)
+        opener.start()
+        lanes.close()
+        lanes.close()
+        opener.join()
+        faults = await copying
+        assert faults[0] is None
+        assert faults[-1] is Fault.DOWN
+        assert lanes.running(side.memory) == 0
+
+    asyncio.run(copy())
+    side.close()
+    assert not set(threading.enumerate()) - before
+
+
+# ----------------------------------------------------------------- memory
+
+
+def opened(driver: HostDriver, *parts: Allocation, uuid: str = UUID) -> CudaMemory:
+    return CudaMemory(driver, uuid, parts, MESSAGE, GEOMETRY)
+
+
+def test_a_memory_of_several_allocations_is_one(arena: Arena) -> None:
+    """Engines allocate by layer: offsets of the layout go on through the parts, wherever these lie."""
+    driver = HostDriver()
+    cut = MESSAGE.layout[3].offset
+    handles = [driver.allocate(64 + cut), driver.allocate(MESSAGE.bytes - cut)]
+    memory = opened(driver, Allocation(64, cut, handles[0][0]), Allocation(0, MESSAGE.bytes - cut, handles[1][0]))
+    for offset, (view, at) in {0: (handles[0][1], 64), cut: (handles[1][1], 0), cut + 9: (handles[1][1], 9)}.items():
+        assert memory.address_of(offset) == ctypes.addressof(ctypes.c_char.from_buffer(view, at))
+    memory.close()
+    assert not driver.opened
+
+
+HANDLE = bytes(64)
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        ([], ErrorCode.BAD_ARGUMENT),
+        ([Allocation(0, 1, HANDLE)] * (ALLOCATIONS_MAX + 1), ErrorCode.BAD_ARGUMENT),
+        ([Allocation(0, MESSAGE.bytes - 1, HANDLE)], ErrorCode.BAD_ARGUMENT),
+        ([Allocation(-1, MESSAGE.bytes, HANDLE)], ErrorCode.BAD_ARGUMENT),
+        ([Allocation(0, MESSAGE.bytes, b"short")], ErrorCode.BAD_ARGUMENT),
+        ([Allocation(8, MESSAGE.bytes, b"", 3)], ErrorCode.BAD_ARGUMENT),
+        ([Allocation(0, 10, HANDLE), Allocation(0, MESSAGE.bytes - 10, HANDLE)], ErrorCode.BAD_ARGUMENT),
+        ([Allocation(0, MESSAGE.bytes, HANDLE)], ErrorCode.BAD_MEMORY),  # a handle of nobody
+        ([Allocation(0, MESSAGE.bytes, b"", 3)], ErrorCode.BAD_MEMORY),  # a descriptor the driver does not take
+    ],
+)
+def test_handles_that_lie_are_refused(parts: list[Allocation], code: ErrorCode) -> None:
+    """Parts that are not the memory, tear a layer or open nothing are coded errors that leave nothing open."""
+    driver = HostDriver()
+    with pytest.raises(FlexKVError) as caught:
+        opened(driver, *parts)
+    assert caught.value.code is code
+    assert ": " in caught.value.message
+    assert not driver.opened
+
+
+def test_an_allocation_smaller_than_said_is_refused() -> None:
+    """The driver's word on the size counts, not the worker's: else a copy could leave the allocation."""
+    driver = HostDriver()
+    handle, _ = driver.allocate(MESSAGE.bytes)
+    with pytest.raises(FlexKVError, match="allocation of") as caught:
+        opened(driver, Allocation(8, MESSAGE.bytes, handle))
+    assert caught.value.code is ErrorCode.BAD_MEMORY
+    assert not driver.opened
+
+
+def test_a_device_the_daemon_does_not_see_is_refused() -> None:
+    """Devices are named by UUID; one that is not there is said so before anything is opened."""
+    with pytest.raises(FlexKVError) as caught:
+        opened(HostDriver(), Allocation(0, MESSAGE.bytes, HANDLE), uuid="GPU-none")
+    assert caught.value.code is ErrorCode.DEVICE_UNKNOWN
+
+
+@pytest.mark.parametrize(("segment", "frame"), [(64 << 20, 0), (5 << 30, 0), (5 << 30, 12 << 10), (3 << 30, 2 << 30)])
+def test_pinned_pieces_cover_the_arena_and_split_no_frame(segment: int, frame: int) -> None:
+    """Every byte is pinned once; a cut lies between frames, or there is none."""
+    pieces = list(pin_pieces(segment, 2, frame))
+    for number in range(2):
+        at = 0
+        for _, offset, length in (piece for piece in pieces if piece[0] == number):
+            assert offset == at
+            assert not frame or offset % frame == 0
+            at += length
+        assert at == segment
+    assert not frame or max(length for *_, length in pieces) <= max(PIN_BYTES_MAX, frame)
+
+
+def test_an_arena_is_pinned_and_let_go_piece_by_piece() -> None:
+    """Pinning stops when told, a refusal names its cure, and everything that was pinned is let go again."""
+    arena, driver = Arena(1 << 20, 3, huge_pages=False), HostDriver()
+    pinned, stop = PinnedArena(driver, arena), threading.Event()
+    pinned.pin(DEVICE, stop, stop.set)
+    assert pinned.pinned_bytes == 1 << 20
+    driver.refuse["pin"] = 2
+    with pytest.raises(FlexKVError, match="LimitMEMLOCK"):
+        pinned.pin(DEVICE, threading.Event())
+    del driver.refuse["pin"]
+    assert list(driver.pinned) == [arena.segment_address(0)]
+    pinned.unpin(DEVICE)
+    assert pinned.pinned_bytes == 0
+    assert not driver.pinned
+    arena.close()
+
+
+def test_the_row_path_needs_a_device_that_pins_what_it_may_not_write() -> None:
+    """Members of a trust group that are strangers are refused there, with both cures; `shared` ones are not."""
+    with pytest.raises(FlexKVError, match=r"shared.*page path") as caught:
+        check_row_path(DEVICE, shared=False)
+    assert caught.value.code is ErrorCode.UNSUPPORTED
+    check_row_path(DEVICE, shared=True)
+    check_row_path(Device(UUID, 0, 1, read_only_supported=True), shared=False)
+
+
+# ------------------------------------------------------------ the real driver
+
+
+def test_without_a_driver_cuda_is_missing_with_cause_and_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine without libcuda says, here or on one where it is hidden."""
+    monkeypatch.setattr(real, "LIBRARY", "libcuda-of-nobody.so.1")
+    with pytest.raises(FlexKVError, match=r"no NVIDIA driver.*flexkv-py\[cuda\]") as caught:
+        real.CudaDriver()
+    assert caught.value.code is ErrorCode.CUDA_MISSING
+
+
+def test_the_raw_call_has_the_layout_of_the_bindings() -> None:
+    """The one structure and constant we spell ourselves are those of NVIDIA's header, byte for byte."""
+    cuda = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    theirs = cuda.CUmemcpyAttributes()
+    theirs.srcAccessOrder = cuda.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    ours = real.MemoryCopyAttributes(source_access_order=real.SOURCE_IN_STREAM_ORDER)
+    length = ctypes.sizeof(ours)
+    assert ctypes.string_at(theirs.getPtr(), length) == bytes(ours)
+    assert int(cuda.CU_MEMHOSTREGISTER_PORTABLE) == real._PINNED_PORTABLE
+    assert int(cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED) == 801
+
+
+def test_every_driver_call_we_make_is_in_the_bindings() -> None:
+    """No name is misspelt: each call by name, and each attribute of the bindings we use, is there."""
+    import inspect
+    import re
+
+    cuda = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    source = inspect.getsource(real)
+    names = set(re.findall(r'_call\("(\w+)"', source)) | set(re.findall(r"\b(?:cuda|_cuda)\.(cu\w+|CU\w+)", source))
+    assert len(names) > 25
+    assert not [name for name in names if not hasattr(cuda, name)]
+    enums = re.findall(r"\b(?:cuda|_cuda)\.(CU\w+)\.(CU_\w+)", source)
+    assert enums
+    assert not [pair for pair in enums if not hasattr(getattr(cuda, pair[0]), pair[1])]
+
+
+ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "enter": (DEVICE,),
+    "create_stream": (),
+    "destroy_stream": (1,),
+    "synchronize": (1,),
+    "create_event": (),
+    "destroy_event": (2,),
+    "record": (2, 1),
+    "await_event": (2,),
+    "wait_event": (1, 2),
+    "write_value": (1, 4096, 2),
+    "pin": (4096, 4096),
+    "unpin": (4096,),
+    "open_memory": (bytes(range(64)),),
+    "close_memory": (4096,),
+    "import_memory": (3, 1 << 21, DEVICE),
+    "release_memory": (4096, 1 << 21),
+    "allocation_bytes": (4096,),
+    "export_memory": (4096,),
+    "open_event": (bytes(64),),
+    "copy_rectangle": (1, Rectangle(1, 2, 3, 4, 5, 6)),
+    "_open_device": (UUID,),
+    "_batch_entry": (),
+}
+
+
+@pytest.mark.parametrize("method", ARGUMENTS)
+def test_every_call_reaches_the_library(method: str) -> None:
+    """The bindings take our arguments, types and fields: each call gets as far as the missing libcuda, no further."""
+    cuda = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    try:
+        ctypes.CDLL(real.LIBRARY)
+        pytest.skip("libcuda is here: the tests marked gpu call it for real")
+    except OSError:
+        pass
+    driver = real.CudaDriver.__new__(real.CudaDriver)
+    driver._cuda, driver._ordinals, driver._devices = cuda, {UUID: 0}, {}
+    with pytest.raises(Exception, match="cuda") as caught:
+        getattr(driver, method)(*ARGUMENTS[method])
+    assert type(caught.value).__name__ == "DynamicLibNotFoundError"
+
+
+@pytest.mark.parametrize("version", [12_080, 13_000])
+def test_the_raw_call_passes_arrays_where_they_lie(version: int) -> None:
+    """Both forms of the entry point get pointers, counts and stream in the driver's order, and its code back."""
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    seen: list[tuple[object, ...]] = []
+    index = (pointer,) if version == 12_080 else ()
+
+    def entry(*arguments: int) -> int:
+        targets, sources, lengths, count, attributes, first, kinds, *rest = arguments
+        arrays = [list((ctypes.c_uint64 * count).from_address(each)) for each in (targets, sources, lengths)]
+        order = ctypes.c_int.from_address(attributes).value
+        seen.append((*arrays, order, size.from_address(first).value, kinds, len(rest), rest[-1]))
+        return 0 if len(seen) == 1 else 801
+
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, *(pointer,) * 3, size, pointer, pointer, size, *index, pointer)
+    native = prototype(entry)
+    call = real.BatchEntry(ctypes.cast(native, pointer).value or 0, version)
+    arrays = [np.array(values, np.uint64) for values in ([1, 2], [1 << 47, 4], [5, 6])]
+    call(77, *arrays)
+    assert seen == [([1, 2], [1 << 47, 4], [5, 6], 1, 0, 1, 1 + len(index), 77)]
+    with pytest.raises(CudaFailure) as caught:
+        call(77, *arrays)
+    assert caught.value.code == 801
