@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import pytest
 from playwright.sync_api import expect
 
 from .conftest import Watched
-from .world import World
+from .world import Traffic, World
 
 OpenPage = Callable[..., Watched]
 COMES_BACK_MS_MAX = 20_000
+FAULT_S_MAX = 10.0
+PAGE_BYTES = 4096
+SEGMENT_BYTES_MIN = 1 << 20
 
 
 def test_it_survives_a_restart_by_itself(served: World, open_page: OpenPage) -> None:
@@ -40,6 +44,33 @@ def test_it_survives_a_restart_by_itself(served: World, open_page: OpenPage) -> 
     watched.troubles = [
         trouble for trouble in watched.troubles if trouble not in refused and "ERR_INCOMPLETE_CHUNKED" not in trouble
     ]
+
+
+def test_a_damaged_block_is_named(world: World, open_page: OpenPage) -> None:
+    """Bytes changed on the SSD are a fault in a block's story: the block stands on the page, with what it met."""
+    with Traffic(world, seed=3):
+        time.sleep(1)
+        damage(world.folder / "ssd")
+        end = time.monotonic() + FAULT_S_MAX
+        while not world.get("v1/notable").json()["faulted"] and time.monotonic() < end:
+            time.sleep(0.1)
+    told = world.get("v1/notable").json()["faulted"]
+    page = open_page().page
+    expect(page.locator("#faulted tbody tr").first).to_be_visible()
+    button = page.locator("#faulted button").first
+    assert button.get_attribute("title") == told[0]["key"]
+    button.click()
+    expect(page.locator("#story-events")).to_contain_text("fault")
+
+
+def damage(directory: Path) -> None:
+    """Change a byte of every page of every segment."""
+    for path in directory.glob("**/*"):
+        if path.is_file() and path.stat().st_size > SEGMENT_BYTES_MIN:
+            with path.open("r+b") as file:
+                for at in range(PAGE_BYTES // 2, path.stat().st_size, PAGE_BYTES):
+                    file.seek(at)
+                    file.write(b"\xa5")
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from flexkvd.cli.traffic import Target, replay
 START_S_MAX = 30.0
 BLOCK_BYTES = 32 * 1024
 TOKENS_PER_BLOCK = 512
-CONVERSATIONS = 24
 BLOCKS_MAX = 40
 PAUSE_S = 0.02
 """Between requests, so that a replay of minutes leaves the machine to others."""
@@ -34,7 +33,10 @@ PAUSE_S = 0.02
 class World:
     """One daemon's folder, port and, while it runs, process."""
 
-    def __init__(self, folder: Path, tables: str = "", environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, tables: str = "", ssd_bytes: int = 64 << 20, environment: dict[str, str] | None = None
+    ) -> None:
+        self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/"
         self.socket = str(folder / "worker.sock")
@@ -46,7 +48,7 @@ class World:
         self._config.write_text(
             f'[daemon]\nsocket = "{self.socket}"\ndrain_s = 5\n'
             f'[dram]\nbytes = "8MiB"\nsegment_bytes = "2MiB"\n'
-            f'[ssd]\ndirectory = "{folder}/ssd"\nbytes = "64MiB"\n'
+            f'[ssd]\ndirectory = "{folder}/ssd"\nbytes = {ssd_bytes}\n'
             f'[api]\nhost = "127.0.0.1"\nport = {self.port}\n{tables}'
         )
 
@@ -87,9 +89,10 @@ class World:
 class Traffic:
     """Two workers that serve conversations, some far more often than others, until they are told to stop."""
 
-    def __init__(self, world: World, seed: int = 1) -> None:
+    def __init__(self, world: World, seed: int = 1, conversations: int = 24) -> None:
         self._stop = threading.Event()
         self._random = random.Random(seed)
+        self._conversations = conversations
         self._target = Target(world.socket, BLOCK_BYTES, TOKENS_PER_BLOCK)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -113,7 +116,7 @@ class Traffic:
 
     def _requests(self) -> Iterator[TraceRequest]:
         while not self._stop.wait(PAUSE_S):
-            conversation = min(int(self._random.expovariate(0.15)), CONVERSATIONS - 1)
+            conversation = int(self._random.triangular(0, self._conversations, 0))  # the first are asked for most
             length = self._random.randrange(BLOCKS_MAX // 4, BLOCKS_MAX)
             ids = [0, *range(1000 * conversation + 1, 1000 * conversation + length)]
             yield TraceRequest(0.0, ids, TOKENS_PER_BLOCK * len(ids), partial=False)

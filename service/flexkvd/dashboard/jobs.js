@@ -6,17 +6,17 @@ import { requestJson } from "./connection.js";
 
 const OVER = new Set(["done", "failed", "cancelled"]);
 
-const tellKey = (value) => (typeof value === "string" && value.length > 24 ? `${value.slice(0, 12)}…` : value);
+function inWord(name, value) {
+  if (Array.isArray(value)) return `${value.length} ${name}`;
+  const text = typeof value === "string" && value.length > 24 ? `${value.slice(0, 12)}…` : value;
+  if (name.endsWith("_s")) return `${name.slice(0, -2).replaceAll("_", " ")} ${format.duration(value)}`;
+  return `${name.replaceAll("_", " ")} ${text}`;
+}
 
 /** What a job was asked or gave, in a few words. */
 function inWords(facts) {
   const given = Object.entries(facts ?? {}).filter(([, value]) => value != null && value !== "" && value?.length !== 0);
-  return given
-    .map(
-      ([name, value]) =>
-        `${name.replaceAll("_", " ")} ${Array.isArray(value) ? `${value.length} keys` : tellKey(value)}`,
-    )
-    .join(", ");
+  return given.map(([name, value]) => inWord(name, value)).join(", ");
 }
 
 function outcome(job) {

@@ -4,7 +4,7 @@ import { Bar, element, setAttribute, setText, Table } from "./dom.js";
 import * as format from "./format.js";
 
 const LISTS = [
-  ["cold", "nobody asked for"],
+  ["cold", "also below, or asked for by nobody"],
   ["once", "used once"],
   ["again", "used again"],
 ];
@@ -46,18 +46,18 @@ export class Policy {
     this.cameTrue = element("span", { class: "numeric", "data-of": "came_true" });
     this.share = element("span", { class: "big numeric" });
     this.bar = new Bar();
-    const orders = element("div", { class: "panel" }, element("h3", {}, "Order of eviction"));
-    const lead = element(
-      "p",
-      { class: "note" },
-      this.admission,
-      ". Evicted first: cold, then used once, then used again.",
+    const keys = LISTS.map(([name, label]) =>
+      element("span", { class: "list-key" }, element("span", { class: `part ${name}` }), `${name}: ${label}`),
     );
+    const orders = element("div", { class: "panel" }, element("h3", {}, "Order of eviction"));
+    const first = element("p", { class: "note" }, "First to go: ", ...keys);
+    const lead = element("p", { class: "note" }, "What goes down: ", this.admission);
     const rows = element("div", { class: "panel tier-hbm" }, element("h3", {}, "Predictions of the row policy"));
-    const told = element("p", {}, this.cameTrue, " of ", this.predicted, " predictions came true (", this.rows, ")");
+    this.told = element("p", {}, this.cameTrue, " of ", this.predicted, " predictions came true");
+    this.named = element("p", { class: "note" }, "Row policy: ", this.rows);
     place.append(orders, rows);
-    orders.append(lead);
-    rows.append(this.share, this.bar.node, told);
+    orders.append(first, lead);
+    rows.append(this.share, this.bar.node, this.told, this.named);
     this.table = new Table(orders, {
       caption: "Order of eviction by tier",
       keyOf: ({ tier, tenant }) => `${tier}/${tenant ?? ""}`,
@@ -75,7 +75,7 @@ export class Policy {
   show({ tiers, admission, row_policy: rowPolicy }) {
     this.table.show(tiers);
     setText(this.admission, admitted(admission));
-    setText(this.rows, rowPolicy?.name ?? "no row policy");
+    setText(this.rows, rowPolicy?.name ?? "none");
     this.#showPredictions(rowPolicy ?? {});
   }
 
@@ -84,6 +84,7 @@ export class Policy {
     setText(this.share, share === null ? "nothing predicted yet" : format.percent(share));
     setAttribute(this.share, "data-kind", share === null ? "off" : null);
     this.bar.show(share);
+    this.told.hidden = share === null;
     setText(this.predicted, format.count(predicted), predicted);
     setText(this.cameTrue, format.count(cameTrue), cameTrue);
   }
