@@ -44,9 +44,11 @@ class DaemonTable:
         "empty: those of the SSD tier. Without either a restart forgets them.",
         "",
     )
-    drain_s: float = key(Kind.NUMBER, "Time SIGTERM leaves running tickets and promised flushes.", 20.0, high=DAY_S)
+    drain_s: float = key(
+        Kind.NUMBER, "Time SIGTERM leaves running tickets and promised flushes.", 20.0, high=DAY_S, live=True
+    )
     log_level: str = key(
-        Kind.TEXT, "Least severe line that is logged.", "info", choices=("debug", "info", "warning", "error")
+        Kind.TEXT, "Least severe line that is logged.", "info", choices=("debug", "info", "warning", "error"), live=True
     )
 
 
@@ -98,24 +100,36 @@ class PlannerTable:
         "Order of eviction: least recently used, S3-FIFO, or LRU that learns to keep blocks used once to a share.",
         "adaptive",
         choices=tuple(POLICIES),
+        live=True,
     )
     admission: str = key(
         Kind.TEXT,
         "What may go below DRAM: every block, or one seen a second time.",
         "always",
         choices=("always", "second-use"),
+        live=True,
     )
     ssd_hits_min: int = key(
-        Kind.COUNT, "Uses (the save is one) before a block may go to SSD; 0: as `admission` says.", 0, high=255
+        Kind.COUNT,
+        "Uses (the save is one) before a block may go to SSD; 0: as `admission` says.",
+        0,
+        high=255,
+        live=True,
     )
-    s3_hits_min: int = key(Kind.COUNT, "The same for S3.", 0, high=255)
+    s3_hits_min: int = key(Kind.COUNT, "The same for S3.", 0, high=255, live=True)
     clean_ahead: float = key(
-        Kind.NUMBER, "Share of DRAM (and of SSD, with S3 below it) kept free or already copied below.", 0.25, high=0.99
+        Kind.NUMBER,
+        "Share of DRAM (and of SSD, with S3 below it) kept free or already copied below.",
+        0.25,
+        high=0.99,
+        live=True,
     )
     dram_clean_ahead: float = key(
-        Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99
+        Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99, live=True
     )
-    ssd_clean_ahead: float = key(Kind.NUMBER, "The same for SSD alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99)
+    ssd_clean_ahead: float = key(
+        Kind.NUMBER, "The same for SSD alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99, live=True
+    )
 
 
 @dataclass(frozen=True)
@@ -194,13 +208,18 @@ class LimitsTable:
     demotion_faults_max: int = key(
         Kind.COUNT, "A block whose demotion failed so often may leave DRAM without a copy below.", 2, low=1, high=1000
     )
-    retry_after_s: float = key(Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60)
+    retry_after_s: float = key(
+        Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60, live=True
+    )
     story_events_max: int = key(Kind.COUNT, "Lines kept of all blocks' stories.", 65_536, low=1, high=1 << 24)
 
 
 @dataclass(frozen=True)
 class Config:
-    """The whole file. `ssd` and `s3` are None when their tables are absent."""
+    """The whole file. `ssd` and `s3` are None when their tables are absent.
+
+    `given` is what was written, as TOML read it, and `path` where: from them `settings` tells what is a default.
+    """
 
     daemon: DaemonTable = field(default_factory=DaemonTable)
     api: ApiTable = field(default_factory=ApiTable)
@@ -212,6 +231,8 @@ class Config:
     planner: PlannerTable = field(default_factory=PlannerTable)
     row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
+    given: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False, repr=False)
+    path: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         dram = self.dram
@@ -240,16 +261,18 @@ TABLES: dict[str, type] = {
 }
 
 
-def parse_config(values: Mapping[str, object]) -> Config:
+def parse_config(values: Mapping[str, object], path: Path | None = None) -> Config:
     """Build the configuration from parsed TOML. Raises FlexKVError(BAD_CONFIG)."""
     tables: dict[str, Any] = {}
+    given: dict[str, Mapping[str, object]] = {}
     for name, table in values.items():
         if name not in TABLES:
             raise bad_config(f"there is no table [{name}]{nearest(name, TABLES)}")
         if not isinstance(table, Mapping):
             raise bad_config(f"{name} = {table!r} stands outside any table: write it as a table [{name}] of keys")
         tables[name] = _table(TABLES[name], name, table)
-    return Config(**tables)
+        given[name] = table
+    return Config(**tables, given=given, path=path)
 
 
 def load_config(path: Path | None) -> Config:
@@ -258,7 +281,7 @@ def load_config(path: Path | None) -> Config:
         return Config()
     try:
         text = path.read_text(encoding="utf-8")
-        return parse_config(tomllib.loads(text))
+        return parse_config(tomllib.loads(text), path)
     except OSError as error:
         raise bad_config(f"{path} cannot be read ({error.strerror}): name a readable TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -274,6 +297,7 @@ class KeyDescription:
     kind: str
     default: object
     doc: str
+    live: bool
 
 
 def describe() -> Iterator[KeyDescription]:
@@ -281,7 +305,7 @@ def describe() -> Iterator[KeyDescription]:
     for table, cls in TABLES.items():
         for each, accepted in keys_of(cls):
             default = None if each.default is MISSING else each.default
-            yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc)
+            yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc, accepted.live)
 
 
 def read_token(path: str, key_name: str) -> str:

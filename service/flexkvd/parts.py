@@ -29,7 +29,9 @@ from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.frame_check import check_frames
+from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
+from flexkvd.live_rules import LiveRules
 from flexkvd.operations import Operations
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
@@ -39,6 +41,7 @@ from flexkvd.resets import Resets
 from flexkvd.row_path import SHARED, RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
+from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
 
@@ -63,9 +66,15 @@ class Parts:
     row_path: RowPath
     lag: LagProbe
     operations: Operations
+    settings: Settings
 
 
-async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
+async def make_parts(
+    config: Config,
+    stack: AsyncExitStack,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+    inherited: Inherited | None = None,
+) -> Parts:
     """Make everything workers need; what is made is closed by `stack`. Raises FlexKVError.
 
     The directory is locked before the socket answers, so a second daemon serves nobody.
@@ -95,11 +104,15 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
     server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
     stack.callback(server.close)
+    operations = Operations(engine, planner, sessions, readiness)
+    settings = Settings(config)
+    settings.listen(LiveRules(told, operations))
     return Parts(
         boot=boot,
         planner=planner,
@@ -114,7 +127,8 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
         resets=resets,
         row_path=row_path,
         lag=lag,
-        operations=Operations(engine, planner, sessions, readiness),
+        operations=operations,
+        settings=settings,
     )
 
 

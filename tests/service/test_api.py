@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import flexkv_py.core
 from flexkv_py.client import Client
+from flexkv_py.core.messages import Tier
 from flexkvd.metrics import FAMILIES, PLANNER_COUNTERS
 from flexkvd.readiness import Readiness
 
@@ -180,11 +181,11 @@ def test_a_flush_that_outlasts_the_drain_is_answered(
         worker = Worker(client, 512)
         keys = client.keys(list(range(16 * 512)))
         assert client.save(keys, worker.pages(0, 512), worker.memory).wait(timeout_s=10).length == 512
-    flush = daemon.call(lambda: asyncio.ensure_future(daemon.daemon.operator.flush("ssd", 60.0)))
+    flush = daemon.call(lambda: asyncio.ensure_future(daemon.parts.operations.flush(Tier.SSD, 60.0)))
     assert daemon.stop() == 0
     answer = flush.result()
-    assert answer["detail"] == "cancelled"
-    assert answer["stored"] < 512
+    assert answer.detail == "cancelled"
+    assert answer.blocks < 512
     assert [record for record in caplog.records if record.exc_info] == []
 
 

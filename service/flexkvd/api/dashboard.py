@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd.api import shapes
 from flexkvd.api.errors import failures
+from flexkvd.api.shapes.notable import Notable
 from flexkvd.control import Operator
 from flexkvd.control.notable import NOTABLE_MAX
 
@@ -59,14 +59,14 @@ def router(operator: Operator) -> APIRouter:
             raise FlexKVError(ErrorCode.NOT_FOUND, f"the dashboard has no file {name[:40]!r}: begin at /")
         return _answer(named[name], if_none_match)
 
-    @routes.get("/v1/notable", summary="Blocks worth a look", response_model=shapes.Notable, responses=failures())
+    @routes.get("/v1/notable", summary="Blocks worth a look", response_model=Notable, responses=failures())
     async def notable(limit: Limit = 10) -> dict[str, Any]:
         """The hottest blocks, and those that met a fault last.
 
         Hottest: the most often used of those used again most recently, a bounded number of each tier. Faults: as far
         back as stories reach.
         """
-        return {"hottest": operator.hottest(limit), "faulted": operator.faulted(limit)}
+        return {"hottest": operator.notable.hottest(limit), "faulted": operator.notable.faulted(limit)}
 
     return routes
 

@@ -8,23 +8,17 @@ from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.policies.adaptive import Adaptive
 from flexkv_py.core.policies.base import Policy
 from flexkv_py.core.state import State
+from flexkv_py.operating.rules import Moving
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.sparse import SparseRows
 
 
 def policy_facts(state: State) -> dict[str, Any]:
     """Eviction orders by tier, what admits blocks below, and the row policy's record."""
-    words = {policy: word for word, policy in POLICIES.items()}
     tiers = [
         {
             "tier": level.word,
-            "policy": words[type(level.policy)],
-            "lists": {
-                "cold": level.policy.cold.count + level.reclaimable.count,
-                "once": level.policy.once.count,
-                "again": level.policy.again.count,
-            },
-            "parameters": _parameters(level.policy),
+            **_order(level.policy, level.reclaimable.count),
         }
         for level in state.levels.values()
     ]
@@ -35,8 +29,20 @@ def policy_facts(state: State) -> dict[str, Any]:
     }
 
 
-def _parameters(policy: Policy) -> dict[str, float]:
-    return {"share_for_once": policy.duel.best.share} if isinstance(policy, Adaptive) else {}
+def _order(policy: Policy, reclaimable: int) -> dict[str, Any]:
+    """An eviction order; while copies move into another one, that one, with those still on their way in its lists."""
+    parts = (policy.old, policy.new) if isinstance(policy, Moving) else (policy,)
+    wanted = parts[-1]
+    [word] = [word for word, kind in POLICIES.items() if type(wanted) is kind]
+    return {
+        "policy": word,
+        "lists": {
+            "cold": reclaimable + sum(part.cold.count for part in parts),
+            "once": sum(part.once.count for part in parts),
+            "again": sum(part.again.count for part in parts),
+        },
+        "parameters": {"share_for_once": wanted.duel.best.share} if isinstance(wanted, Adaptive) else {},
+    }
 
 
 def guesses(state: State) -> dict[str, int]:
