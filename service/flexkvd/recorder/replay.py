@@ -133,7 +133,8 @@ def words_of(error: BaseException) -> str:
             if at >= 0:
                 where = f" ({frame.filename[at:]}:{frame.lineno} in {frame.name})"
                 break
-    return type(error).__name__ + (f": {error}" if str(error) else "") + where
+    said = str(error).partition("\n")[0]
+    return type(error).__name__ + (f": {said}" if said else "") + where
 
 
 def _end(
