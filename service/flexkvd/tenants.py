@@ -110,7 +110,7 @@ class Tenants:
             await self._log.write()
         self._engine.post(QuotaChanged(name, self._base.get(name, NO_QUOTA), self._engine.now_ns()))
 
-    def rebase(self, base: Mapping[str, Quota]) -> list[str]:
+    def rebase(self, base: Mapping[str, Quota]) -> Sequence[str]:
         """The configuration says this now; what was set live stays. Returns whose quotas have changed."""
         live = self._log.quotas if self._log is not None else {}
         names = [name for name in {**self._base, **base} if self._base.get(name) != base.get(name)]
