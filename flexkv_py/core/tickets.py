@@ -122,11 +122,11 @@ def refuse(state: State, session: int, request: int, ticket: int, code: ErrorCod
 
 def _count(state: State, ticket: Ticket, outcomes: list[Outcome]) -> None:
     for counts in (state, ticket.index.owner) if ticket.index is not None else (state,):
-        for outcome in set(outcomes):
+        for outcome in dict.fromkeys(outcomes):
             counts.count(f"{ticket.kind.value}_keys", outcome.value, outcomes.count(outcome))
         if ticket.kind is TicketKind.SAVE and ticket.index is not None:
             counts.count("saved_bytes", "dram", outcomes.count(Outcome.STORED) * ticket.index.frames_bytes)
         if ticket.kind is TicketKind.LOAD:
-            for tier in set(ticket.tiers):
+            for tier in dict.fromkeys(ticket.tiers):
                 if tier:
                     counts.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))
