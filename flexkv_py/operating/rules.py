@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from flexkv_py.core.blocks import Copy, CopyList
+from flexkv_py.core.blocks import Copy
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES, Policy
-from flexkv_py.core.state import Level, State
+from flexkv_py.core.state import State
+from flexkv_py.lists import CopyList
 from flexkv_py.operating.messages import Rules, RulesChanged
+from flexkv_py.rows.grants import chunks_in
+from flexkv_py.rows.policies import ROW_POLICIES
+from flexkv_py.rows.policy import Place
+from flexkv_py.rows.succession import Succession
+from flexkv_py.tenants.shelf import Shelf
 
 MOVED_PER_EVENT_MAX = 256
-PLAIN_RULES = ("policy", "ssd_hits_min", "s3_hits_min", "dram_clean_ahead", "ssd_clean_ahead", "ssd_bytes_per_day",
-               "retry_after_ns")  # fmt: skip
+TOLD_PER_EVENT_MAX = 256
+"""Blocks of running requests, when the row policy changes."""
+
+PLAIN_RULES = {each.name for each in fields(Rules)} - {"row_policy"}
 """Of the planner's configuration, by the same names."""
 
 
@@ -26,7 +34,7 @@ class Moving(Policy):
     """
 
     def __init__(self, old: Policy, new: Policy) -> None:
-        self.old, self.new = old, new
+        self.old, self.new, self.cold = old, new, new.cold
 
     @property
     def lists(self) -> Sequence[CopyList]:
@@ -39,23 +47,48 @@ class Moving(Policy):
     def add(self, copy: Copy) -> None:
         self.old.add(copy)
 
-    def cool(self, copy: Copy) -> None:
-        self.new.cool(copy)
-
     def coldest(self) -> Copy | None:
         return self.new.coldest() or self.old.coldest()
 
-    def move(self) -> bool:
-        """Move a bounded number of copies; False when none is left to move."""
-        for _ in range(MOVED_PER_EVENT_MAX):
+    def move(self, copies_max: int) -> int:
+        """Move so many copies at most; returns how many were left to move, up to that."""
+        for moved in range(copies_max):
             copy = self.old.coldest()
             if copy is None:
                 assert self.old.count == 0
-                return False
-            assert copy.queue is not None
-            copy.queue.remove(copy)
+                return moved
+            order = copy.queue
+            assert order is not None
+            order.remove(copy)
             copy.mark = 0  # the old policy's own
-            (self.new.add if copy.block.linked else self.new.cool)(copy)
+            if order is self.old.cold:
+                self.new.cold.push_newest(copy)
+            else:
+                self.new.add(copy)
+        return copies_max
+
+
+class RowChange:
+    """Another row policy on its way: it learns in slices what is granted, and decides when it knows all."""
+
+    def __init__(self, state: State, name: str) -> None:
+        self._state, table = state, state.rows
+        old = table.policy.old if isinstance(table.policy, Succession) else table.policy
+        self._succession = table.policy = Succession(old, ROW_POLICIES[name](), state.now_ns)
+        table.limits = replace(table.limits, policy=name)
+        self._left = [(request, 0) for request in table.by_id.values()]
+
+    def slice(self) -> bool:
+        """Tell the new policy of a bounded number more; False when it knows all, and has taken over."""
+        for _ in range(TOLD_PER_EVENT_MAX):
+            if not self._left:
+                self._state.rows.policy = self._succession.new
+                return False
+            request, position = self._left.pop()
+            if request.live and position < len(request.granted):
+                self._left.append((request, position + 1))
+                for chunk in chunks_in(request.granted[position]):
+                    self._succession.tell(Place(request.id, position, chunk), self._state.now_ns)
         return True
 
 
@@ -64,38 +97,42 @@ class Changes:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._orders = dict.fromkeys(state.levels, state.config.policy)
-
-    @property
-    def moving(self) -> bool:
-        """Whether any copy still stands in an order that is to be none any more."""
-        return any(isinstance(level.policy, Moving) for level in self._state.levels.values())
+        self.held = False  # somebody walks the orders: none is replaced meanwhile
+        self.moving: list[Shelf] = []  # their copies may stand in another order than is wanted
+        self._row_change: RowChange | None = None
 
     def on_rules(self, event: RulesChanged) -> None:
         """Take over what is told; the values were checked at the edge."""
         state, rules = self._state, event.rules
         told = {name: value for name in PLAIN_RULES if (value := getattr(rules, name)) is not None}
         state.config = replace(state.config, **told)
-        for tier, hits_min in ((Tier.SSD, rules.ssd_hits_min), (Tier.S3, rules.s3_hits_min)):
-            if hits_min is not None and tier in state.levels:
-                state.levels[tier].hits_min = hits_min
-        if rules.ssd_bytes_per_day is not None and Tier.SSD in state.levels:
-            state.levels[Tier.SSD].budget = WriteBudget(rules.ssd_bytes_per_day)
+        for level in state.below:
+            level.hits_min = state.config.ssd_hits_min if level.tier is Tier.SSD else state.config.s3_hits_min
+            if level.tier is Tier.SSD and rules.ssd_bytes_per_day is not None:
+                level.budget = WriteBudget(rules.ssd_bytes_per_day)
+        if rules.policy is not None:
+            self.moving = [shelf for level in state.levels.values() for shelf in level.shelves]
+        if rules.row_policy is not None:
+            self._row_change = RowChange(state, rules.row_policy)
 
     def move(self) -> None:
-        """Bring every tier a bounded step nearer to the order that is wanted."""
-        for level in self._state.levels.values():
-            if isinstance(level.policy, Moving):
-                self._move(level, level.policy)
-            elif self._orders[level.tier] != self._state.config.policy:
-                self._orders[level.tier] = self._state.config.policy
-                level.policy = Moving(level.policy, POLICIES[self._state.config.policy]())
-                self._state.more = True
-
-    def _move(self, level: Level, moving: Moving) -> None:
-        if not moving.move():
-            level.policy = moving.new
-        self._state.more = True  # another change may have come meanwhile
-
-
-__all__ = ["Changes", "Moving", "Rules"]
+        """Bring orders a bounded step nearer to what is wanted."""
+        if self._row_change is not None:
+            self._state.more = True
+            if not self._row_change.slice():
+                self._row_change = None
+        if self.held or not self.moving:
+            return
+        self._state.more = True
+        left, wanted = MOVED_PER_EVENT_MAX, POLICIES[self._state.config.policy]
+        while self.moving and left > 0:
+            shelf, left = self.moving[-1], left - 1
+            if isinstance(shelf.policy, Moving):
+                left -= shelf.policy.move(left)
+                if not shelf.policy.old.count:
+                    shelf.policy = shelf.policy.new
+            elif type(shelf.policy) is wanted:
+                self.moving.pop()
+            else:
+                tenants = len(self._state.dram.shelves)
+                shelf.policy = Moving(shelf.policy, wanted(tenants))

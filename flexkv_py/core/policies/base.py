@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Copy, CopyList
+from flexkv_py.core.blocks import Copy
+from flexkv_py.lists import CopyList
 
 USES_OF_AGAIN_MIN = 2
 NEW_MIN = 1
@@ -24,7 +25,7 @@ class Policy(ABC):
     pinned or gone was simply taken out of the list it stood in. `copy.mark` is the policy's own, 0 before its `add`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: int = 1) -> None:  # noqa: ARG002 - for those that take memory in each tenant's order
         self.cold = CopyList()
         self.once = CopyList()
         self.again = CopyList()
