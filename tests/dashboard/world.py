@@ -55,9 +55,12 @@ class World:
     def start(self) -> None:
         """Until it is ready."""
         with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "flexkvd.main", "--config", str(self._config)]
             self._process = subprocess.Popen(
-                command, env=self._environment, stdout=log, stderr=log, preexec_fn=die_with_parent
+                [sys.executable, "-m", "flexkvd.main", "--config", str(self._config)],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no lock
             )
         end = time.monotonic() + START_S_MAX
         while not self._ready():

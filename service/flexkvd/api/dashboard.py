@@ -37,6 +37,8 @@ Limit = Annotated[int, Query(ge=1, le=NOTABLE_MAX, description="Blocks of each k
 
 @dataclass(frozen=True)
 class File:
+    """One file of the dashboard, ready to be sent."""
+
     body: bytes
     media_type: str
     tag: str

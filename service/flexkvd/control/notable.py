@@ -13,7 +13,7 @@ from flexkvd.parts import Parts
 NOTABLE_MAX = 50
 HOT_LOOKED_AT_MAX = 512
 """Copies of each tier looked at for the hottest: those used again most recently."""
-STORIES_LOOKED_AT_MAX = 65_536
+STORIES_LOOKED_AT_MAX = 16_384
 """Lines of stories looked through for faults: the newest."""
 TROUBLE = frozenset({"fault", "lost"})
 """Words of stories that mean that a copy could not be read or written, or is gone without having been evicted."""
