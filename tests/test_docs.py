@@ -15,7 +15,7 @@ from flexkvd.api.app import ROUTERS, make_app
 from flexkvd.api.description import describe as describe_api
 from flexkvd.api.description import operations
 from flexkvd.config import describe
-from flexkvd.metrics import FAMILIES
+from flexkvd.families import FAMILIES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"flexkv_py": "flexkv_py", "flexkv_tiers": "tiers/flexkv_tiers", "flexkvd": "service/flexkvd"}

@@ -157,8 +157,24 @@ class RowPathTable:
     replay_s_max: float = key(
         Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
     )
-    absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
+    absent_replays_max: int = key(
+        Kind.COUNT, "A step that fails more often in a row is refused.", 64, low=1, high=1_000
+    )
     pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM for what one failed step needs.", 0.5, low=0.01, high=1)
+
+
+@dataclass(frozen=True)
+class RecorderTable:
+    """[recorder]: the flight recorder, which keeps what the planner was told."""
+
+    bytes: int = key(Kind.SIZE, "Memory for the newest events; 0: nothing is recorded.", 64 * MIB, high=64 * GIB)
+    directory: str = key(
+        Kind.TEXT,
+        "Directory for the dumps written when the daemon meets a bug, and on SIGUSR2; empty: [daemon] state_directory. "
+        "Without either none is written.",
+        "",
+    )
+    dumps_max: int = key(Kind.COUNT, "Dumps kept there; the oldest goes first.", 4, low=1, high=1_000)
 
 
 @dataclass(frozen=True)
@@ -211,6 +227,12 @@ class LimitsTable:
     retry_after_s: float = key(
         Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60, live=True
     )
+    metrics_tenants_max: int = key(
+        Kind.COUNT,
+        "Tenants that have metrics of their own: the most used. The rest are counted together.",
+        50,
+        high=1000,
+    )
     story_events_max: int = key(Kind.COUNT, "Lines kept of all blocks' stories.", 65_536, low=1, high=1 << 24)
 
 
@@ -231,6 +253,7 @@ class Config:
     planner: PlannerTable = field(default_factory=PlannerTable)
     row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
+    recorder: RecorderTable = field(default_factory=RecorderTable)
     given: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False, repr=False)
     path: Path | None = field(default=None, compare=False)
 
@@ -258,6 +281,7 @@ TABLES: dict[str, type] = {
     "planner": PlannerTable,
     "row_path": RowPathTable,
     "limits": LimitsTable,
+    "recorder": RecorderTable,
 }
 
 

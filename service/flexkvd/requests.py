@@ -138,6 +138,7 @@ class Requests:
         in_range = all(0 <= shard <= SHARD_MAX for shard in shards)
         if len(shards) > SHARDS_MAX or len(set(shards)) != len(shards) or not in_range:
             raise _bad_argument(f"list at most {SHARDS_MAX} different shards from 0 to {SHARD_MAX}")
+        session.asked = len(keys)
         hold_ns = self._span_ns("hold_ms", message.hold_ms, "hold_s_max", self._limits.hold_s_max)
         self._engine.post(MatchAsked(session.number, message.id, keys, shards, hold_ns, self._engine.now_ns()))
 
@@ -165,7 +166,7 @@ class Requests:
         hints = SaveHints(message.skip_below, message.high_priority)
         if message.skip_below and ack is not Tier.DRAM:
             raise _bad_argument(f"skip_below keeps a block in DRAM, yet ack asks for {message.ack!r}: drop one of them")
-        ticket = self._ticket(session, TicketKind.SAVE, len(keys), memory, pages)
+        ticket = self._ticket(session, TicketKind.SAVE, len(keys), memory, pages, ack)
         now_ns = ticket.opened_ns
         self._engine.post(SaveAsked(session.number, ticket.number, keys, parent, deadline_ns, ack, hints, now_ns))
         return self._opened(session, ticket, message.id)
@@ -183,7 +184,7 @@ class Requests:
     def _flush(self, session: Session, message: Flush) -> DaemonMessage:
         to_tier = self._tier("to_tier", message.to_tier)
         deadline_ns = self._deadline_ns(message.deadline_ms)
-        ticket = self._ticket(session, TicketKind.FLUSH, 0)
+        ticket = self._ticket(session, TicketKind.FLUSH, 0, to_tier=to_tier)
         namespace = session.namespace.digest
         self._engine.post(FlushAsked(session.number, ticket.number, namespace, to_tier, deadline_ns, ticket.opened_ns))
         return self._opened(session, ticket, message.id)
@@ -240,9 +241,10 @@ class Requests:
         key_count: int,
         memory: RegisteredMemory | None = None,
         pages: PageTable | None = None,
+        to_tier: Tier | None = None,
     ) -> Ticket:
         number, chunks = self._sessions.next_ticket(), session.geometry.chunk_count
-        ticket = Ticket(number, session.number, kind, key_count, chunks, self._engine.now_ns(), memory, pages)
+        ticket = Ticket(number, session.number, kind, key_count, chunks, self._engine.now_ns(), memory, pages, to_tier)
         session.tickets[number] = ticket
         if memory is not None:
             memory.tickets[number] = ticket

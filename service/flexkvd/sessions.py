@@ -42,7 +42,8 @@ class Session:
     """One greeted client.
 
     `tickets` holds those that run and the last finished ones; `leaving` are unregistered memories
-    whose last copy still runs; `waiting` counts requests whose reply waits for something.
+    whose last copy still runs; `waiting` counts requests whose reply waits for something; `asked` is how many keys
+    the match has that is being answered (the planner answers within `post`).
     """
 
     number: int
@@ -56,6 +57,7 @@ class Session:
     tickets: dict[int, Ticket] = field(default_factory=dict)
     memories_made: int = 0
     waiting: int = 0
+    asked: int = 0
     closed: bool = False
     _finished: deque[int] = field(default_factory=deque)
 
@@ -114,6 +116,7 @@ class Sessions:
         self.on_opened: Callable[[Session], None] = lambda _session: None
         self.on_closed: Callable[[Session], None] = lambda _session: None
         self.on_ticket_finished: Callable[[Ticket], None] = lambda _ticket: None
+        self.on_matched: Callable[[Session, int, MatchAnswered], None] = lambda _session, _asked, _answer: None
         self.on_own_done: Callable[[int], None] = lambda _request: None  # a request of the daemon itself
         self._engine = engine
         self._limits = limits
@@ -195,6 +198,9 @@ class Sessions:
     def _match_answered(self, answer: MatchAnswered) -> None:
         runs = [Run(TIER_WORDS[run.tier], run.count) for run in answer.runs]
         self._reply(answer.session, Matched(answer.request, answer.length, runs, answer.lease))
+        session = self.by_number.get(answer.session)
+        if session is not None:
+            self.on_matched(session, session.asked, answer)
 
     def _ticket_finished(self, finished: TicketFinished) -> None:
         if finished.session == 0:

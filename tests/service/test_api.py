@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import flexkv_py.core
 from flexkv_py.client import Client
 from flexkv_py.core.messages import Tier
-from flexkvd.metrics import FAMILIES, PLANNER_COUNTERS
+from flexkvd.families import FAMILIES, PLANNER_COUNTERS
 from flexkvd.readiness import Readiness
 
 from .conftest import GEOMETRY, DaemonThread, Worker
@@ -75,7 +75,7 @@ def test_health_readiness_status_flush_and_metrics(tiered: DaemonThread) -> None
     assert samples["flexkv_save_keys_total", "stored"] == 8
     assert samples["flexkv_link_bytes_total", "dram_ssd"] == 8 * GEOMETRY.block_bytes
     assert samples["flexkv_link_bytes_total", "worker_dram"] == 8 * GEOMETRY.block_bytes
-    assert samples["flexkv_ticket_seconds_count", "save"] == 1
+    assert samples["flexkv_ticket_seconds_count", "save", "dram"] == 1
     assert samples["flexkv_tier_up", "ssd"] == 1
 
 

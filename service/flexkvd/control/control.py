@@ -16,15 +16,15 @@ from flexkvd.api.table import ApiTable
 from flexkvd.config import Config
 from flexkvd.control.blocks import Blocks
 from flexkvd.control.feed import Feed
-from flexkvd.control.measures import Measures, nested
 from flexkvd.control.notable import Notable
 from flexkvd.control.policies import policy_facts
 from flexkvd.control.samples import Sampler
 from flexkvd.control.sessions import SessionFacts
 from flexkvd.control.tiers import Tiers
 from flexkvd.control.work import Work
-from flexkvd.facts import facts_of
+from flexkvd.facts import by_name, facts_of
 from flexkvd.jobs import Jobs
+from flexkvd.measures import Measures
 from flexkvd.metrics import Metrics
 from flexkvd.parts import Parts
 
@@ -46,6 +46,8 @@ class Operator:
         self.jobs = Jobs(asyncio.get_running_loop(), table.jobs_running_max)
         self.settings = parts.settings
         self.settings.listen(self._adopt)
+        self.faults = parts.faults
+        self.recorder = parts.recorder
         self.blocks = Blocks(parts)
         self.work = Work(parts, self.jobs)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))
@@ -76,7 +78,7 @@ class Operator:
             **self.readiness(),
             "resets": parts.resets.status(),
             "planner": facts_of(parts.planner.state),
-            "counters": nested(parts.planner.counters),
+            "counters": by_name(parts.planner.counters),
             "link_bytes": dict(parts.executor.traffic.bytes),
             "sessions": self.sessions.all(),
             "tiers": {"dram": parts.arena.status(), **tiers},

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flexkv_py.core.budget import DAY_NS
 from flexkv_py.core.messages import MoveKind, Tier
 from flexkv_py.core.state import Level
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd.control.quantiles import quantiles
+from flexkvd.durations import Durations, quantiles
 from flexkvd.facts import tier_facts
 from flexkvd.links import Link
 from flexkvd.parts import Parts
 
-COPY_LINKS = ("worker_dram", "dram_worker")
+COPY_LINKS = {"worker_dram": ("save",), "dram_worker": ("load",)}
+"""Copies between workers and DRAM, with the operations they belong to."""
 COUNTED = ("hits", "promotions", "demotions", "evictions")
 
 
@@ -75,9 +75,13 @@ class Tiers:
         for (name, _), count in traffic.faults.items():
             faults[name] += count
         if tier is Tier.DRAM:
-            return [_link(name, None, traffic.bytes[name], faults[name]) for name in COPY_LINKS]
+            took = self._parts.executor.copies.copy_time.items()
+            return [
+                {**_facts(name, traffic.bytes[name], faults[name]), "seconds": _quantiles(_of_words(took, kinds))}
+                for name, kinds in COPY_LINKS.items()
+            ]
         links = [self._parts.executor.links[tier, kind] for kind in MoveKind]
-        return [_link(link.name, link, traffic.bytes[link.name], faults[link.name]) for link in links]
+        return [_link(link, traffic.bytes[link.name], faults[link.name]) for link in links]
 
     def _hbm(self) -> dict[str, Any]:
         """What workers of the row path report; rooms and bytes of HBM are theirs, not ours to know."""
@@ -103,19 +107,31 @@ class Tiers:
         }
 
 
-def _link(name: str, link: Link | None, moved_bytes: int, faults: int) -> dict[str, Any]:
-    """`link` is None for copies between workers and DRAM, which have lanes instead of a queue."""
+def _facts(name: str, moved_bytes: int, faults: int) -> dict[str, Any]:
+    """A link without a queue: copies between workers and DRAM have lanes instead."""
+    counts = dict.fromkeys(("waiting", "running", "running_bytes", "dropped"), 0)
+    return {"link": name, "bytes": moved_bytes, **counts, "faults": faults, "queue_s": _quantiles(())}
+
+
+def _link(link: Link, moved_bytes: int, faults: int) -> dict[str, Any]:
     return {
-        "link": name,
-        "bytes": moved_bytes,
-        "waiting": link.waiting if link else 0,
-        "running": link.running if link else 0,
-        "running_bytes": link.running_bytes if link else 0,
-        "dropped": link.dropped if link else 0,
-        "faults": faults,
-        "queue_s": quantiles(link.queue_time if link else None),
-        "seconds": quantiles(getattr(link, "move_time", None)),
+        **_facts(link.name, moved_bytes, faults),
+        "waiting": link.waiting,
+        "running": link.running,
+        "running_bytes": link.running_bytes,
+        "dropped": link.dropped,
+        "queue_s": _quantiles(link.queue_time.values()),
+        "seconds": _quantiles(link.move_time.values()),
     }
+
+
+def _of_words(took: Iterable[tuple[tuple[str, ...], Durations]], words: tuple[str, ...]) -> list[Durations]:
+    """Those of these operations, whatever their priority."""
+    return [durations for labels, durations in took if labels[0] in words]
+
+
+def _quantiles(of: Iterable[Durations]) -> dict[str, float | None]:
+    return {"p50": None, "p99": None, **(quantiles(of) or {})}
 
 
 def _breaker(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,10 +145,9 @@ def _breaker(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _wear(parts: Parts, status: Mapping[str, Any]) -> dict[str, Any]:
     budget = parts.planner.state.levels[Tier.SSD].budget
-    owed_ns = max(0, budget.paid_ns - parts.engine.now_ns())
     return {
         "written_bytes": status["written_bytes"],
         "budget_bytes_per_day": budget.bytes_per_day,
-        "spent_bytes": owed_ns * budget.bytes_per_day // DAY_NS,
+        "spent_bytes": budget.spent_bytes(parts.engine.now_ns()),
         "write_amplification": status["write_amplification"],
     }
