@@ -37,11 +37,14 @@ def test_it_can_be_read_by_everyone(busy: World, open_page: OpenPage, tmp_path: 
     page = open_page(viewport=viewport, color_scheme=scheme, has_touch=device == "phone").page
     expect(page.locator("#hottest tbody tr").first).to_be_visible()
     expect(page.locator("#policy tbody tr").first).to_be_visible()
-    assert_accessible(page, CONTRAST if (device, scheme) in CONTRAST_ONLY else RULES)
-    page.locator("#hottest button").first.click()
-    expect(page.locator("#story-events > li").first).to_be_visible()
-    assert_accessible(page, CONTRAST if (device, scheme) in CONTRAST_ONLY else RULES)
-    page.keyboard.press("Escape")
+    if (device, scheme) in CONTRAST_ONLY:
+        assert_accessible(page, CONTRAST)
+    else:
+        page.locator("#hottest button").first.click()
+        expect(page.locator("#story-events > li").first).to_be_visible()
+        assert_accessible(page, RULES)
+        page.keyboard.press("Escape")
+        assert_accessible(page, RULES)
     for width in (viewport["width"], NARROWEST):
         page.set_viewport_size({"width": width, "height": viewport["height"]})
         assert page.evaluate("document.documentElement.scrollWidth") <= width

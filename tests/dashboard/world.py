@@ -25,8 +25,8 @@ from flexkvd.cli.traffic import Target, replay
 START_S_MAX = 30.0
 BLOCK_BYTES = 32 * 1024
 TOKENS_PER_BLOCK = 512
-BLOCKS_MAX = 40
-PAUSE_S = 0.02
+BLOCKS_MAX = 32
+PAUSE_S = 0.05
 """Between requests, so that a replay of minutes leaves the machine to others."""
 
 
