@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState
+from flexkv_py.core.policies.base import USES_OF_AGAIN_MIN
 from flexkvd.parts import Parts
 
 NOTABLE_MAX = 50
-HOT_LOOKED_AT_MAX = 512
-"""Copies of each tier looked at for the hottest: those used again most recently."""
+HOT_LOOKED_AT_MAX = 1024
+"""Copies of each tier looked at for the hottest: the newest of each order, as many of each tenant, and one at least."""
 STORIES_LOOKED_AT_MAX = 16_384
 """Lines of stories looked through for faults: the newest."""
 TROUBLE = frozenset({"fault", "lost"})
@@ -29,8 +30,11 @@ class Notable:
         """The most often used first, and of those used as often the most recent; where nothing was used twice, none."""
         seen: dict[Block, None] = {}
         for level in self._parts.planner.state.levels.values():
-            for copy in islice(_newest_first(level.policy.again), HOT_LOOKED_AT_MAX):
-                seen[copy.block] = None
+            orders = [order for shelf in level.shelves for order in (*shelf.policy.lists, shelf.high, shelf.reclaimable)]
+            each_max = max(1, HOT_LOOKED_AT_MAX // max(1, len(orders)))
+            for copy in chain.from_iterable(islice(_newest_first(order), each_max) for order in orders):
+                if copy.block.uses >= USES_OF_AGAIN_MIN:
+                    seen[copy.block] = None
         hottest = heapq.nlargest(limit, seen, key=lambda block: block.uses)
         return [_facts(block) for block in hottest]
 
