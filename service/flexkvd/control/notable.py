@@ -30,7 +30,9 @@ class Notable:
         """The most often used first, and of those used as often the most recent; where nothing was used twice, none."""
         seen: dict[Block, None] = {}
         for level in self._parts.planner.state.levels.values():
-            orders = [order for shelf in level.shelves for order in (*shelf.policy.lists, shelf.high, shelf.reclaimable)]
+            orders = [
+                order for shelf in level.shelves for order in (*shelf.policy.lists, shelf.high, shelf.reclaimable)
+            ]
             each_max = max(1, HOT_LOOKED_AT_MAX // max(1, len(orders)))
             for copy in chain.from_iterable(islice(_newest_first(order), each_max) for order in orders):
                 if copy.block.uses >= USES_OF_AGAIN_MIN:

@@ -71,8 +71,8 @@ export function takeEvents(text) {
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
 /**
- * Keeps `v1/events` open. Calls `onEvent(name, data)`, and `onState(state, detail)` with "live", "lost" (detail:
- * why, and the seconds until the next try) or "refused" (detail: the ApiError); after "refused" it waits for `resume()`.
+ * Keeps `v1/events` open. Calls `onEvent(name, data)`, and `onState(state, detail)` with "live", "lost" (detail: the
+ * reason, and the seconds until the next try) or "refused" (detail: the ApiError); then it waits for `resume()`.
  */
 export class EventStream {
   #tries = 0;
