@@ -44,7 +44,7 @@ export class Jobs {
         { title: "For", text: (job) => format.duration(job.took_s ?? job.age_s), numeric: true, wide: true },
         { title: "Asked", text: (job) => inWords(job.arguments), class: "long", wide: true },
         { title: "Result", text: outcome, class: "long" },
-        { title: "", make: (job) => this.#button(job), update: (node, job) => (node.hidden = OVER.has(job.state)) },
+        { title: "Act", make: (job) => this.#button(job), update: (node, job) => (node.hidden = OVER.has(job.state)) },
       ],
     });
   }
