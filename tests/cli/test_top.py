@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from flexkvd.cli.admin import AdminClient
+from flexkvd.cli.top import look
 from flexkvd.cli.top.frame import Mode, Snapshot, frame
 from flexkvd.cli.top.rates import Rates
 from tests.cli.conftest import SAVED, Operated
@@ -132,6 +136,22 @@ def test_the_live_view_in_a_real_terminal(operated: Operated, tmp_path) -> None:
         assert "flexkvd" in terminal.text
         terminal.press("q")
         assert terminal.wait() == 0
+
+
+def test_history_is_asked_for_once_and_then_grows(operated: Operated) -> None:
+    """A second look joins what is new; after a gap, or in another life of the daemon, all is asked for again."""
+    client = AdminClient(operated.address)
+    end = time.monotonic() + 15
+    while len((first := look(client)).samples) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    times = [sample["t"] for sample in look(client, first).samples]
+    assert times[: len(first.samples)] == [sample["t"] for sample in first.samples]
+    assert times == sorted(set(times))
+    long_ago = replace(first, samples=[first.samples[0] | {"t": 1.0}])
+    elsewhere = replace(first, status=first.status | {"boot": "00"}, samples=[first.samples[0] | {"t": 1e12}])
+    for before in (long_ago, elsewhere):
+        assert look(client, before).samples[0] == first.samples[0]
 
 
 def test_ctrl_c_ends_it_and_no_daemon_ends_it_at_once(operated: Operated, tmp_path) -> None:
