@@ -95,6 +95,11 @@ class Planner:
         return [messages.StoryEvent(*event) for event in self.state.story if event[1] == key]
 
     @property
+    def event_types(self) -> tuple[type[Any], ...]:
+        """Every type of event it handles."""
+        return tuple(self._handlers)
+
+    @property
     def counters(self) -> dict[tuple[str, str], int]:
         """Running totals by (name, label)."""
         return self.state.counters

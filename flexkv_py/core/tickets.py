@@ -118,9 +118,9 @@ def refuse(state: State, session: int, request: int, ticket: int, code: ErrorCod
 
 def _count(state: State, ticket: Ticket, outcomes: list[Outcome]) -> None:
     kind = ticket.kind.value
-    for outcome in set(outcomes):
+    for outcome in dict.fromkeys(outcomes):
         state.count(f"{kind}_keys", outcome.value, outcomes.count(outcome))
     if ticket.kind is TicketKind.LOAD:
-        for tier in set(ticket.tiers):
+        for tier in dict.fromkeys(ticket.tiers):
             if tier:
                 state.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))

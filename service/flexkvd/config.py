@@ -164,6 +164,20 @@ class RowPathTable:
 
 
 @dataclass(frozen=True)
+class RecorderTable:
+    """[recorder]: the flight recorder, which keeps what the planner was told."""
+
+    bytes: int = key(Kind.SIZE, "Memory for the newest events; 0: nothing is recorded.", 64 * MIB, high=64 * GIB)
+    directory: str = key(
+        Kind.TEXT,
+        "Directory for the dumps written when the daemon meets a bug, and on SIGUSR2; empty: [daemon] state_directory. "
+        "Without either none is written.",
+        "",
+    )
+    dumps_max: int = key(Kind.COUNT, "Dumps kept there; the oldest goes first.", 4, low=1, high=1_000)
+
+
+@dataclass(frozen=True)
 class LimitsTable:
     """[limits]: the size of every queue."""
 
@@ -239,6 +253,7 @@ class Config:
     planner: PlannerTable = field(default_factory=PlannerTable)
     row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
+    recorder: RecorderTable = field(default_factory=RecorderTable)
     given: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False, repr=False)
     path: Path | None = field(default=None, compare=False)
 
@@ -266,6 +281,7 @@ TABLES: dict[str, type] = {
     "planner": PlannerTable,
     "row_path": RowPathTable,
     "limits": LimitsTable,
+    "recorder": RecorderTable,
 }
 
 

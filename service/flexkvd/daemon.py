@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from flexkvd.config import Config
 from flexkvd.inherited import Inherited
 from flexkvd.notify import ServiceManager, Supervision
 from flexkvd.parts import Parts, make_parts
+from flexkvd.recorder.dumps import Dumps
 from flexkvd.state_line import state_line
 from flexkvd.toml_tables import bad_config
 
@@ -56,7 +58,9 @@ async def serve(config: Config) -> int:
         stack.callback(inherited.close)
         parts = await make_parts(config, stack, inherited=inherited)
         log.info("serves workers on %s", config.daemon.socket)
-        return await Daemon(config, parts, stop, manager, inherited).run()
+        daemon = Daemon(config, parts, stop, manager, inherited)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, daemon.dumps.on_signal)
+        return await daemon.run()
 
 
 class Stop:
@@ -98,6 +102,7 @@ class Daemon:
         from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
 
         self.operator = Operator(parts, config.api)
+        self.dumps = Dumps(parts.recorder, _dump_directory(config), config.recorder.dumps_max)
         self._config = config
         self._parts = parts
         self._loop = asyncio.get_running_loop()
@@ -195,6 +200,9 @@ class Daemon:
             self._parts.engine.fail(error)
 
     def _broken(self) -> None:
+        failure = self._parts.engine.failure
+        self._parts.faults.note("bug", detail=repr(failure))
+        self.dumps.on_bug(failure)
         self._fail(RuntimeError("the engine met a bug"))
 
     def _fail(self, failure: BaseException) -> None:
@@ -253,6 +261,11 @@ class Daemon:
 
 def _set_log_level(config: Config) -> None:
     logging.getLogger().setLevel(config.daemon.log_level.upper())
+
+
+def _dump_directory(config: Config) -> Path | None:
+    named = config.recorder.directory or config.daemon.state_directory
+    return Path(named) if named else None
 
 
 def _is_bug(error: BaseException) -> bool:

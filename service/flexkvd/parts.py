@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flexkv_py import operating
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -28,13 +27,15 @@ from flexkvd.config import Config, read_token
 from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
+from flexkvd.faults import FaultLog
 from flexkvd.frame_check import check_frames
 from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
 from flexkvd.live_rules import LiveRules
 from flexkvd.operations import Operations
-from flexkvd.planning import planner_config
+from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
+from flexkvd.recorder.ring import Recorder
 from flexkvd.requests import Requests
 from flexkvd.reset_log import ResetLog
 from flexkvd.resets import Resets
@@ -69,6 +70,8 @@ class Parts:
     operations: Operations
     settings: Settings
     usage: Usage
+    faults: FaultLog
+    recorder: Recorder
 
 
 async def make_parts(
@@ -87,19 +90,20 @@ async def make_parts(
     arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told, [operating.handlers])
+    planner = make_planner(told)
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
+    faults, recorder = FaultLog(loop.time), _make_recorder(config, planner, engine, stack)
     codecs = Codecs.make(config, arena)
     stack.push_async_callback(codecs.close)
     await codecs.start()
     readiness = Readiness()
-    stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
+    stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
     usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
-    executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
+    executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
     shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
@@ -111,7 +115,8 @@ async def make_parts(
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
     stack.callback(listener.close)
     gate = Gate.of(config.daemon, os.getuid(), token)
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
+    segment_bytes = config.dram.segment_bytes
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
     stack.callback(server.close)
     operations = Operations(engine, planner, sessions, readiness)
     settings = Settings(config)
@@ -133,7 +138,18 @@ async def make_parts(
         operations=operations,
         settings=settings,
         usage=usage,
+        faults=faults,
+        recorder=recorder,
     )
+
+
+def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
+    """The flight recorder; it hears of every event from now on, unless it has no room for any."""
+    recorder = Recorder(planner, config.recorder.bytes, engine.now_ns)
+    stack.callback(recorder.close)
+    if config.recorder.bytes:
+        engine.on_event = recorder.note
+    return recorder
 
 
 def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:
@@ -149,10 +165,14 @@ def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[
 
 
 async def _make_stores(
-    config: Config, arena: Arena, codecs: Codecs, engine: Engine, readiness: Readiness, stack: AsyncExitStack
+    config: Config,
+    arena: Arena,
+    codecs: Codecs,
+    listen: Callable[[Tier], StoreEvents],
+    stack: AsyncExitStack,
 ) -> Stores:
     """The tiers below DRAM; the directories of the SSD tier are locked."""
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
+    stores = make_stores(config, arena, codecs, listen)
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:

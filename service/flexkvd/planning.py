@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from flexkv_py import operating
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
+from flexkv_py.core.planner import Planner
 from flexkv_py.rows.table import RowLimits
 from flexkvd.config import Config, RowPathTable
 from flexkvd.tier_tables import SsdTable
+
+EXTENSIONS = (operating.handlers,)
+"""What the daemon's planner handles beside its own events."""
+
+
+def make_planner(told: PlannerConfig) -> Planner:
+    """The planner as the daemon runs it, and as a recording of it is replayed."""
+    return Planner(told, EXTENSIONS)
 
 
 def planner_config(config: Config) -> PlannerConfig:

@@ -22,6 +22,7 @@ from flexkv_tiers.open_files import is_out_of_files, out_of_files
 from flexkvd.config import DaemonTable, LimitsTable
 from flexkvd.connection import Connection, Peer
 from flexkvd.durations import timings
+from flexkvd.faults import FaultLog
 from flexkvd.requests import EPOCH_MAX, SHARD_MAX, Requests
 from flexkvd.sessions import Session, Sessions
 
@@ -87,9 +88,11 @@ class Server:
         boot: bytes,
         segment_bytes: int,
         loop: asyncio.AbstractEventLoop,
+        faults: FaultLog | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
         self.request_time = timings()
+        self._faults = faults or FaultLog()
         self._listener = listener
         self._requests = requests
         self._sessions = sessions
@@ -188,6 +191,7 @@ class Server:
         if is_out_of_files(error):
             why = out_of_files("clients have to wait", error)
             self.failures[ErrorCode.OUT_OF_FILES.value] += 1
+            self._faults.refused(why)
         if self._loop.time() >= self._accept_warning_s:
             self._accept_warning_s = self._loop.time() + ACCEPT_WARNING_S
             log.warning("cannot accept a client: %s", why)
@@ -263,6 +267,7 @@ class Server:
 
     def _fail(self, connection: Connection, request: int, error: FlexKVError) -> None:
         self.failures[error.code.value] += 1
+        self._faults.refused(error)
         retry_after_ms = round((error.retry_after_s or 0.0) * 1000)
         with contextlib.suppress(FlexKVError):
             connection.send(encode(Failed(request, error.code.value, error.message, retry_after_ms)))

@@ -41,6 +41,8 @@ MODULES = {
     "bench": "measure",
     "doctor": "doctor",
     "completion": "completion",
+    "record": "record",
+    "replay-record": "replay_record",
     "replay": "replay",
     "selections": "selections",
     "verify": "verify",

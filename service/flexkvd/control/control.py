@@ -16,6 +16,7 @@ from flexkvd.api.table import ApiTable
 from flexkvd.config import Config
 from flexkvd.control.blocks import Blocks
 from flexkvd.control.feed import Feed
+from flexkvd.control.notable import Notable
 from flexkvd.control.policies import policy_facts
 from flexkvd.control.samples import Sampler
 from flexkvd.control.sessions import SessionFacts
@@ -39,11 +40,14 @@ class Operator:
         self.feed = Feed()
         self.tiers = Tiers(parts)
         self.sessions = SessionFacts(parts)
+        self.notable = Notable(parts)
         self.sampler = Sampler(parts, self.tiers, self.feed)
         self.limits = ApiLimits(table.requests_per_s_max, table.body_bytes_max)
         self.jobs = Jobs(asyncio.get_running_loop(), table.jobs_running_max)
         self.settings = parts.settings
         self.settings.listen(self._adopt)
+        self.faults = parts.faults
+        self.recorder = parts.recorder
         self.blocks = Blocks(parts)
         self.work = Work(parts, self.jobs)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))
