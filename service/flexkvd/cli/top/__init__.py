@@ -86,7 +86,7 @@ def look(client: AdminClient, before: Snapshot | None = None) -> Snapshot:
         client.call("GET", path_of("tiers"))["tiers"],
         client.call("GET", path_of("sessions"))["sessions"],
         client.call("GET", path_of("jobs"))["jobs"],
-        _faults(client),
+        client.call("GET", path_of("faults", limit=FAULTS_SHOWN_MAX))["faults"],
         _history(client, known),
     )
 
@@ -99,15 +99,6 @@ def _history(client: AdminClient, known: list[dict[str, Any]]) -> list[dict[str,
             new = [sample for sample in recent if sample["t"] > known[-1]["t"]]
             return [*known, *new][-HISTORY_S:]
     return list(client.call("GET", path_of("samples", last_s=HISTORY_S))["samples"])
-
-
-def _faults(client: AdminClient) -> list[dict[str, Any]]:
-    try:
-        return list(client.call("GET", path_of("faults", limit=FAULTS_SHOWN_MAX))["faults"])
-    except FlexKVError as error:
-        if error.code is not ErrorCode.NOT_FOUND:
-            raise
-        return []
 
 
 def _live(client: AdminClient, interval_s: float) -> None:
