@@ -20,6 +20,8 @@ from flexkvd.tier_tables import DAY_S, GIB, KIB, MIB, CodecTable, S3Table, SsdTa
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
 
 ID_MAX = (1 << 32) - 2
+NAME_CHARS_MAX = 256
+"""Of names that clients and operators give."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,9 @@ class LimitsTable:
     retry_after_s: float = key(
         Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60, live=True
     )
+    tenants_max: int = key(
+        Kind.COUNT, "Tenants known by name; those that come later count as one.", 1024, low=1, high=65_536
+    )
     metrics_tenants_max: int = key(
         Kind.COUNT,
         "Tenants that have metrics of their own: the most used. The rest are counted together.",
@@ -237,8 +242,20 @@ class LimitsTable:
 
 
 @dataclass(frozen=True)
+class TenantTable:
+    """[tenants.NAME]: what the tenant of that name may use; 0 = as much as is its share."""
+
+    dram_bytes: int = key(Kind.SIZE, "Frames that its blocks may take in DRAM; 0: no quota.", 0, high=8 << 40)
+    ssd_bytes: int = key(Kind.SIZE, "Records that it may have on SSD; 0: no quota.", 0, high=1 << 50)
+    s3_bytes: int = key(Kind.SIZE, "Records that it may have in S3; 0: no quota.", 0, high=1 << 60)
+    weight: float = key(
+        Kind.NUMBER, "Its share of a tier that is full, relative to others.", 1.0, low=0.001, high=1000.0
+    )
+
+
+@dataclass(frozen=True)
 class Config:
-    """The whole file. `ssd` and `s3` are None when their tables are absent.
+    """The whole file. `ssd` and `s3` are None when their tables are absent; `tenants` is by the tenant's name.
 
     `given` is what was written, as TOML read it, and `path` where: from them `settings` tells what is a default.
     """
@@ -253,12 +270,18 @@ class Config:
     planner: PlannerTable = field(default_factory=PlannerTable)
     row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
+    tenants: Mapping[str, TenantTable] = field(default_factory=dict)
     recorder: RecorderTable = field(default_factory=RecorderTable)
     given: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False, repr=False)
     path: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         dram = self.dram
+        if len(self.tenants) > self.limits.tenants_max:
+            raise bad_config(
+                f"there are {len(self.tenants)} tables [tenants.NAME], but [limits] tenants_max = "
+                f"{self.limits.tenants_max}: raise that, or give quotas to fewer"
+            )
         if dram.segment_bytes % 4096 or dram.bytes % dram.segment_bytes:
             raise bad_config(
                 f"[dram] bytes = {dram.bytes} in segments of segment_bytes = {dram.segment_bytes}: "
@@ -270,6 +293,7 @@ class Config:
             )
 
 
+TENANTS = "tenants"
 TABLES: dict[str, type] = {
     "daemon": DaemonTable,
     "api": ApiTable,
@@ -290,8 +314,11 @@ def parse_config(values: Mapping[str, object], path: Path | None = None) -> Conf
     tables: dict[str, Any] = {}
     given: dict[str, Mapping[str, object]] = {}
     for name, table in values.items():
+        if name == TENANTS and isinstance(table, Mapping):
+            tables[name] = {tenant: _tenant(tenant, quota) for tenant, quota in table.items()}
+            continue
         if name not in TABLES:
-            raise bad_config(f"there is no table [{name}]{nearest(name, TABLES)}")
+            raise bad_config(f"there is no table [{name}]{nearest(name, (*TABLES, TENANTS))}")
         if not isinstance(table, Mapping):
             raise bad_config(f"{name} = {table!r} stands outside any table: write it as a table [{name}] of keys")
         tables[name] = _table(TABLES[name], name, table)
@@ -326,7 +353,7 @@ class KeyDescription:
 
 def describe() -> Iterator[KeyDescription]:
     """Every key of every table, in the order of the file."""
-    for table, cls in TABLES.items():
+    for table, cls in (*TABLES.items(), (f"{TENANTS}.NAME", TenantTable)):
         for each, accepted in keys_of(cls):
             default = None if each.default is MISSING else each.default
             yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc, accepted.live)
@@ -343,6 +370,14 @@ def read_token(path: str, key_name: str) -> str:
     if not token:
         raise bad_config(f"{key_name} = {path!r} has an empty first line: write the token there")
     return token
+
+
+def _tenant(name: str, values: object) -> TenantTable:
+    if not isinstance(values, Mapping):
+        raise bad_config(f"tenants.{name} = {values!r} is no quota: write a table [tenants.{name}] of keys")
+    if len(name) > NAME_CHARS_MAX:
+        raise bad_config(f"[tenants.{name[:16]}…]: a tenant's name has at most {NAME_CHARS_MAX} characters")
+    return _table(TenantTable, f"{TENANTS}.{name}", values)
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.codec import decode_client, encode, request_id
 from flexkv_py.wire.messages import PROTOCOL_VERSION, ClientMessage, Failed, GoingAway, Hello, Welcome
 from flexkv_tiers.open_files import is_out_of_files, out_of_files
-from flexkvd.config import DaemonTable, LimitsTable
+from flexkvd.config import NAME_CHARS_MAX, DaemonTable, LimitsTable
 from flexkvd.connection import Connection, Peer
 from flexkvd.durations import timings
 from flexkvd.faults import FaultLog
@@ -32,7 +32,6 @@ ACCEPTS_PER_TURN_MAX = 32
 ACCEPT_PAUSE_S = 0.1
 ACCEPT_WARNING_S = 10.0
 """Clients that cannot be accepted are told in the log once in so long."""
-NAME_CHARS_MAX = 256
 """Longest tenant, instance or client name."""
 ROLES = ("worker", "scheduler")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState
@@ -12,7 +12,7 @@ from flexkvd.parts import Parts
 
 NOTABLE_MAX = 50
 HOT_LOOKED_AT_MAX = 512
-"""Copies of each tier looked at for the hottest: those used again most recently."""
+"""Copies of each tier looked at for the hottest: those used again most recently, as many of each tenant."""
 STORIES_LOOKED_AT_MAX = 65_536
 """Lines of stories looked through for faults: the newest."""
 TROUBLE = frozenset({"fault", "lost"})
@@ -29,7 +29,9 @@ class Notable:
         """The most often used first, and of those used as often the most recent; where nothing was used twice, none."""
         seen: dict[Block, None] = {}
         for level in self._parts.planner.state.levels.values():
-            for copy in islice(_newest_first(level.policy.again), HOT_LOOKED_AT_MAX):
+            again = [_newest_first(shelf.policy.again) for shelf in level.shelves]
+            looked_at_max = 1 + HOT_LOOKED_AT_MAX // (1 + len(again))
+            for copy in chain.from_iterable(islice(copies, looked_at_max) for copies in again):
                 seen[copy.block] = None
         hottest = heapq.nlargest(limit, seen, key=lambda block: block.uses)
         return [_facts(block) for block in hottest]

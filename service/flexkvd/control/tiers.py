@@ -42,7 +42,7 @@ class Tiers:
 
     def blocks_in(self, level: Level) -> int:
         """Copies that stand in the tier's order or are being written; those being read are in neither."""
-        return level.policy.count + level.reclaimable.count + level.writes.count
+        return sum(shelf.count for shelf in level.shelves) + level.writes.count
 
     def _of(self, level: Level) -> dict[str, Any]:
         parts, tier = self._parts, level.tier
