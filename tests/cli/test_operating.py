@@ -97,6 +97,27 @@ def test_the_configuration_is_shown_and_changed_live(operated: Operated) -> None
     assert operated.run("config", "nothing.at_all")[0] == 5
 
 
+def test_a_quota_is_set_changed_and_taken_back(operated: Operated) -> None:
+    """Parts that are not named stay as they are; a tenant that has not come yet may have a quota; unknown ones are 5."""
+    [tenant] = operated.json("tenants")["tenants"]
+    assert (tenant["name"], tenant["blocks"]["dram"]) == ("team-a", SAVED)
+    assert operated.run("tenants", "nobody")[0] == 5
+    assert operated.json("tenants", "team-a", "--dram", "8MiB", "--weight", "2")["quota"]["dram_bytes"] == 8 << 20
+    quota = operated.json("tenants", "team-a", "--ssd", "16MiB")["quota"]
+    assert (quota["dram_bytes"], quota["ssd_bytes"], quota["weight"]) == (8 << 20, 16 << 20, 2.0)
+    assert "of 8.00 MiB" in operated.run("tenants")[1]
+    assert operated.json("tenants", "team-b", "--dram", "4MiB")["quota"]["dram_bytes"] == 4 << 20
+    code, out, _ = operated.run("tenants", "team-a", "--remove-quota")
+    assert (code, "of 8.00 MiB" in out) == (0, False)
+
+
+def test_a_tier_is_verified_by_the_daemon(operated: Operated) -> None:
+    """Re-read and checked in the background: whole is 0, and the result says how much was checked."""
+    assert operated.run("flush", "ssd")[0] == 0
+    job = operated.json("verify", "--tier", "ssd")
+    assert (job["kind"], job["result"]["checked"], job["result"]["damaged"]) == ("verify", SAVED, 0)
+
+
 def test_what_is_not_there_ends_with_five_and_a_sentence(operated: Operated) -> None:
     """A session, a job and a tier that this daemon has not; with `--json` the error is the object."""
     for arguments in (("sessions", "999"), ("jobs", "999"), ("tiers", "s3")):
