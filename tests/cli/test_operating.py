@@ -98,7 +98,7 @@ def test_the_configuration_is_shown_and_changed_live(operated: Operated) -> None
 
 
 def test_a_quota_is_set_changed_and_taken_back(operated: Operated) -> None:
-    """Parts that are not named stay as they are; a tenant that has not come yet may have a quota; unknown ones are 5."""
+    """Parts that are not named stay as they are; who has not come yet may have a quota; an unknown tenant is 5."""
     [tenant] = operated.json("tenants")["tenants"]
     assert (tenant["name"], tenant["blocks"]["dram"]) == ("team-a", SAVED)
     assert operated.run("tenants", "nobody")[0] == 5
