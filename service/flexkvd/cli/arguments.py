@@ -146,6 +146,8 @@ def given_keys(words: Sequence[str]) -> list[str]:
 def _keys_of_input() -> list[str]:
     try:
         words = [word for line in sys.stdin for word in line.split()[:1]]
-        return [block_key(word if word != "-" else "") for word in words[words[:1] == [KEY_HEADING] :]]
+        if words[:1] == [KEY_HEADING]:
+            del words[0]
+        return [block_key("" if word == "-" else word) for word in words]
     except (argparse.ArgumentTypeError, UnicodeDecodeError) as error:
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"on standard input: {error}") from error
