@@ -317,6 +317,7 @@ def parse_config(values: Mapping[str, object], path: Path | None = None) -> Conf
     for name, table in values.items():
         if name == TENANTS and isinstance(table, Mapping):
             tables[name] = {tenant: _tenant(tenant, quota) for tenant, quota in table.items()}
+            given[name] = table
             continue
         if name not in TABLES:
             raise bad_config(f"there is no table [{name}]{nearest(name, (*TABLES, TENANTS))}")
@@ -353,8 +354,8 @@ class KeyDescription:
 
 
 def describe() -> Iterator[KeyDescription]:
-    """Every key of every table, in the order of the file."""
-    for table, cls in (*TABLES.items(), (f"{TENANTS}.NAME", TenantTable)):
+    """Every key of every table, in the order of the file; of quotas, which have a table each, see `TenantTable`."""
+    for table, cls in TABLES.items():
         for each, accepted in keys_of(cls):
             default = None if each.default is MISSING else each.default
             yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc, accepted.live)

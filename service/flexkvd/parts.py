@@ -46,6 +46,8 @@ from flexkvd.sessions import Sessions
 from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
+from flexkvd.tenant_log import TenantLog
+from flexkvd.tenants import Tenants
 from flexkvd.usage import Usage
 
 BOOT_BYTES = 16
@@ -73,6 +75,7 @@ class Parts:
     usage: Usage
     faults: FaultLog
     recorder: Recorder
+    tenants: Tenants
 
 
 async def make_parts(
@@ -102,7 +105,11 @@ async def make_parts(
     stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
     usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
-    sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
+    tenants = Tenants(planner.state, engine, told.quotas, _tenant_log(config))
+    stack.push_async_callback(tenants.close)
+    tenants.go_on()
+    sessions.listen(lambda session: codecs.introduce(session.namespace.digest, session.geometry))
+    sessions.listen(tenants.opened)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
     resets = _make_resets(config, engine, sessions, stores, stack)
@@ -114,6 +121,8 @@ async def make_parts(
     operations = Operations(engine, planner, sessions, readiness)
     settings = Settings(config)
     settings.listen(LiveRules(told, operations))
+    settings.listen(tenants.adopt)
+    operations.tenant_of = tenants.name_of
     return Parts(
         boot=boot,
         planner=planner,
@@ -133,6 +142,7 @@ async def make_parts(
         usage=usage,
         faults=faults,
         recorder=recorder,
+        tenants=tenants,
     )
 
 
@@ -203,7 +213,16 @@ def _serve(
 
 
 def _reset_log(config: Config) -> ResetLog | None:
-    """Where outstanding resets are kept: as configured, else with the SSD tier, which outlives a restart too."""
+    directories = _state_directories(config)
+    return ResetLog(directories) if directories else None
+
+
+def _tenant_log(config: Config) -> TenantLog | None:
+    directories = _state_directories(config)
+    return TenantLog(directories) if directories else None
+
+
+def _state_directories(config: Config) -> list[Path]:
+    """Where what must outlive a restart is kept: as configured, else with the SSD tier, which outlives one too."""
     ssd = config.ssd.directory if config.ssd else ()
-    directories = (config.daemon.state_directory,) if config.daemon.state_directory else ssd
-    return ResetLog([Path(each) for each in directories]) if directories else None
+    return [Path(each) for each in ((config.daemon.state_directory,) if config.daemon.state_directory else ssd)]

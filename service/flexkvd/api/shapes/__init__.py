@@ -65,6 +65,7 @@ from flexkvd.api.shapes.looking import (
     Tiers,
     Wear,
 )
+from flexkvd.api.shapes.tenants import Quota, QuotaBody, Tenant, Tenants
 
 __all__ = [
     "Alive",
@@ -104,6 +105,8 @@ __all__ = [
     "Policy",
     "PrefetchBody",
     "Quantiles",
+    "Quota",
+    "QuotaBody",
     "Readiness",
     "RecorderFacts",
     "RegisteredMemory",
@@ -121,6 +124,8 @@ __all__ = [
     "Status",
     "Story",
     "StoryEvent",
+    "Tenant",
+    "Tenants",
     "Ticket",
     "Tier",
     "TierPolicy",
