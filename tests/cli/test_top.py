@@ -57,20 +57,13 @@ def crowded(sessions: int, faults: int) -> Snapshot:
     session = {"role": "scheduler", "tenant": "a-tenant-of-a-long-name", "client": "engine 1.2.3 of a long name"}
     session |= {"tickets": 1000, "leases": 1000, "attached": 1000, "age_s": 86_399.0}
     fault = {"age_s": 3.2, "what": "corrupt", "tier": "ssd", "count": 3, "detail": "a long sentence " * 20}
-    job = {
-        "id": 7,
-        "kind": "verify",
-        "state": "running",
-        "done": 12 << 30,
-        "total": 99 << 30,
-        "unit": "bytes",
-        "age_s": 1,
-    }
+    job = {"id": 7, "kind": "verify", "state": "running", "done": 12 << 30, "total": 99 << 30, "unit": "bytes"}
+    job |= {"age_s": 1.0, "arguments": {"tier": "ssd", "words": "and so on " * 20}}
     return Snapshot(
         {"version": "0.1.0", "state": "ready", "uptime_s": 1e6, "now": "2026-11-30T07:00:00+00:00"},
         [tier] * 4,
         [session | {"session": number} for number in range(sessions)],
-        [job | {"age_s": 1.0}] * 9,
+        [job] * 9,
         [fault] * faults,
         [sample(each, moved=each) for each in range(300)],
     )
