@@ -32,6 +32,7 @@ def check(planner: Planner) -> None:
     _check_levels(state, copies)
     _check_holds(state, indexes)
     _check_tickets(state)
+    _check_pins(state, copies)
     row_invariants.check(state, indexes)
 
 
@@ -97,11 +98,22 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
         if want.staged is not None:
             readers[want.staged] += 1
     readers.update(row_invariants.readers(state))
+    readers.update(state.pinned.keys())
     for copy in [*copies, *state.dropped]:
         assert copy.readers == readers[copy], f"{copy}: {readers[copy]} readers are known"
         assert (copy.state is CopyState.FILLING) == (fills[copy] == 1), f"{copy}: {fills[copy]} fills are known"
         gone = copy.state is CopyState.DROPPED and copy.readers == 0
         assert drops[copy] == int(gone), f"{copy}: {drops[copy]} drops are known"
+
+
+def _check_pins(state: State, copies: list[Copy]) -> None:
+    """Only copies that are there are pinned, and none for longer than asked, unless a slice of them is still left."""
+    assert state.pinned.keys() <= set(copies), "a pin of a copy that is gone"
+    assert all(copy.state is not CopyState.DROPPED for copy in state.pinned)
+    assert len(state.pinned) <= state.config.pins_max
+    late = [copy for copy, until_ns in state.pinned.items() if until_ns <= state.now_ns]
+    timer_is_due = bool(state.timers) and state.timers[0][0] <= state.now_ns  # a chunk that lands does not see to it
+    assert not late or state.more or timer_is_due, f"{late} should have been let go"
 
 
 def live_demands(state: State) -> list[Demand]:

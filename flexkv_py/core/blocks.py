@@ -139,10 +139,11 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 class CopyList:
     """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
 
-    __slots__ = ("count", "newest", "oldest")
+    __slots__ = ("count", "hand", "newest", "oldest")
 
     def __init__(self) -> None:
         self.count = 0
+        self.hand: Copy | None = None  # where somebody stands who walks the list in slices: moves on when that one goes
         self.oldest: Copy | None = None
         self.newest: Copy | None = None
 
@@ -169,6 +170,8 @@ class CopyList:
     def remove(self, copy: Copy) -> None:
         assert copy.queue is self
         older, newer = copy.older, copy.newer
+        if copy is self.hand:
+            self.hand = newer
         if older is None:
             self.oldest = newer
         else:

@@ -50,6 +50,8 @@ class PlannerConfig:
     """A block whose demotion failed so often may leave DRAM without a copy below."""
     story_events_max: int = 65536
     hold_ns_max: int = 3600 * SECOND_NS
+    pins_max: int = 16_384  # copies
+    pinned_share_max: float = 0.5  # of DRAM
     retry_after_ns: int = 50_000_000
     """What a throttled save is told to wait."""
     rows: RowLimits = field(default_factory=RowLimits)

@@ -274,10 +274,17 @@ class TimePassed:
     now_ns: int
 
 
+class ExtensionEvent:
+    """An event of an extension of the planner, declared there as a dataclass like those above."""
+
+    __slots__ = ()
+    now_ns: int
+
+
 ClientAsked = SessionOpened | SessionClosed | MatchAsked | LoadAsked | SaveAsked | PrefetchAsked | FlushAsked
 ClientEnded = TicketCancelled | LeaseReleased | NamespaceReset
 TierEvent = ChunkLanded | TransfersFinished | BlocksFound | RecoveryFinished | RecordsLost | TierChanged | RoomRestored
-Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DrainStarted | TimePassed
+Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DrainStarted | TimePassed | ExtensionEvent
 
 
 # ------------------------------------------------------------ instructions
@@ -391,8 +398,14 @@ class EndSession:
     session: int
 
 
+class ExtensionInstruction:
+    """What an extension of the planner says, declared there."""
+
+    __slots__ = ()
+
+
 Answer = MatchAnswered | TicketFinished | RequestDone | RequestRefused | EndSession
-Instruction = StartMove | StartCopies | Answer | RowInstruction
+Instruction = StartMove | StartCopies | Answer | RowInstruction | ExtensionInstruction
 
 __all__ = ["BlockName", "Fault", "MoveKind", "NamespaceSpec", "Outcome"]
 __all__ += ["Priority", "ReplayOutcome", "SaveHints", "StoryEvent", "TicketKind", "Tier"]

@@ -42,6 +42,7 @@ def _give_up(state: State, copy: DramCopy) -> None:
     if copy.queue is not None:
         copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
+    forget_pin(state, copy)
     copy.block.dram = None
     if copy.readers:
         state.dropped[copy] = None
@@ -74,6 +75,12 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
             (policy.cool if cold or is_orphan(copy.block) else policy.add)(copy)
 
 
+def forget_pin(state: State, copy: Copy) -> None:
+    """The operator's pin, if there is one, does not hold a copy that must go."""
+    if state.pinned.pop(copy, 0):
+        copy.readers -= 1
+
+
 def evict(state: State, copy: Copy, why: str) -> None:
     """Drop a READY copy that nothing reads."""
     assert copy.state is CopyState.READY
@@ -102,6 +109,7 @@ def lose_record(state: State, copy: Copy, *, told_by_tier: bool = False) -> None
     if copy.queue is not None:
         copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
+    forget_pin(state, copy)
     _uncover(state, copy.block)
     if copy.readers == 0 and told_by_tier:
         detach(state, copy)

@@ -7,7 +7,7 @@ It is pure and synchronous: no clock, no chance, no I/O. Each event first gets i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,12 +29,13 @@ from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
 
 TIMERS_PER_EVENT_MAX = 1024
+Handlers = Mapping[type[Any], Callable[[Any], None]]
 
 
 class Planner:
-    """All state of the cache, and every decision about it."""
+    """All state of the cache, and every decision about it. Extensions handle events of their own."""
 
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, extensions: Sequence[Callable[[State], Handlers]] = ()) -> None:
         self.state = State(config)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             messages.SessionOpened: self._on_session_opened,
@@ -62,6 +63,8 @@ class Planner:
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
+        for extend in extensions:
+            self._handlers |= extend(self.state)
 
     def handle(self, event: messages.Event) -> list[messages.Instruction]:
         """Take one event, give all instructions it leads to. Never fails on a legal event."""
@@ -72,6 +75,8 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
+            for chore in state.chores:
+                chore()
         out, state.out = state.out, []
         return out
 

@@ -6,7 +6,7 @@ from flexkv_py.core import messages
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, Index
 from flexkv_py.core.links import relink, relink_slice
 from flexkv_py.core.messages import BlockName, MoveKind, NamespaceSpec, RequestDone, Tier
-from flexkv_py.core.moves import drop_record, evict, lose_record
+from flexkv_py.core.moves import drop_record, evict, forget_pin, lose_record
 from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Reset
@@ -186,6 +186,7 @@ def pump_resets(state: State) -> None:
             if not reset.left:
                 break
             for copy in reset.left.pop().copies():
+                forget_pin(state, copy)
                 if copy.state is CopyState.READY and copy.readers == 0:
                     evict(state, copy, "the namespace was reset")
         state.more = state.more or bool(reset.left)

@@ -96,13 +96,13 @@ def _evict_one(state: State, level: Level) -> Copy | None:
                 for rule in refusals(state, copy):
                     state.count("refused_admissions", rule)
             if level.tier is not Tier.DRAM:
-                _had_their_turn(state, copy)
+                had_their_turn(state, copy)
             evict(state, copy, explain(state, copy, verdict))
             return copy
     return None
 
 
-def _had_their_turn(state: State, record: Copy) -> None:
+def had_their_turn(state: State, record: Copy) -> None:
     """Copies that stand ready to go because of a record stay so when it makes room, until the block is used again.
 
     Written once more they would push out the next record, whose copy above would be written again, and so on for ever.

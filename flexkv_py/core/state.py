@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, Index
@@ -152,6 +152,8 @@ class State:
         self.story: deque[tuple[int, BlockKey, str, Tier, str]] = deque(maxlen=config.story_events_max)
         self.counters: dict[tuple[str, str], int] = {}
         self.draining = False
+        self.pinned: dict[Copy, int] = {}  # by the operator: READY once, a reader more each, until then
+        self.chores: list[Callable[[], None]] = []  # what extensions do after every event, each a bounded slice
         self.rows: Requests[DramCopy, Index] = Requests(config.rows)
 
     def index(self, namespace: NamespaceDigest, shard: int) -> Index:

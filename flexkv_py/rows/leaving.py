@@ -65,7 +65,8 @@ def _revoke_cold(state: State) -> None:
         sharing = [(request, at) for request, at in readers(copy) if request.granted[at] >> chunk & 1]
         if offered[copy, chunk] < len(sharing):
             continue  # it is as warm as its warmest reader
-        if copy.state is not CopyState.READY or any(_keeps(request, at, chunk) for request, at in sharing):
+        kept = copy in state.pinned or any(_keeps(request, at, chunk) for request, at in sharing)
+        if kept or copy.state is not CopyState.READY:
             continue
         if is_below(copy.block, Tier.DRAM):
             victims.append((copy, chunk))

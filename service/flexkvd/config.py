@@ -1,8 +1,8 @@
 """The daemon's configuration: every key with its default, range and meaning.
 
-Owns the tables, those of the tiers below DRAM in `tier_tables`; `toml_tables` owns how values are read,
-`main` where the file is. A table `[ssd]` or `[s3]` that is absent means that tier is absent. Every limit of the daemon
-is a key here.
+Owns the tables, those of the tiers below DRAM in `tier_tables` and the API's in `api.table`; `toml_tables` owns how
+values are read, `main` where the file is. A table `[ssd]` or `[s3]` that is absent means that tier is absent. Every
+limit of the daemon is a key here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flexkv_py.core.policies import POLICIES
+from flexkvd.api.table import ApiTable
 from flexkvd.tier_tables import DAY_S, GIB, KIB, MIB, CodecTable, S3Table, SsdTable
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
 
@@ -47,18 +48,6 @@ class DaemonTable:
     log_level: str = key(
         Kind.TEXT, "Least severe line that is logged.", "info", choices=("debug", "info", "warning", "error")
     )
-
-
-@dataclass(frozen=True)
-class ApiTable:
-    """[api]: the REST admin API and /metrics."""
-
-    socket: str = key(
-        Kind.TEXT, "Unix socket of the API; empty: none. Only the daemon's user may connect.", "/run/flexkvd/admin.sock"
-    )
-    host: str = key(Kind.TEXT, "Address to listen on instead of the socket; other than loopback needs a token.", "")
-    port: int = key(Kind.COUNT, "TCP port used with host.", 7979, high=65_535)
-    token_file: str = key(Kind.TEXT, "File whose first line is the bearer token; empty: no token is asked for.", "")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from flexkv_py.core.messages import DrainStarted, Tier
 from flexkv_py.errors import FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkvd import socket_file, startup
-from flexkvd.config import ApiTable, Config, read_token
+from flexkvd.api.table import ApiTable
+from flexkvd.api.tokens import Tokens
+from flexkvd.config import Config
 from flexkvd.parts import Parts, make_parts
 from flexkvd.toml_tables import bad_config
 
@@ -75,7 +77,7 @@ class Daemon:
     def __init__(self, config: Config, parts: Parts, stop: Stop | None = None) -> None:
         from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
 
-        self.operator = Operator(parts)
+        self.operator = Operator(parts, config.api)
         self._config = config
         self._parts = parts
         self._loop = asyncio.get_running_loop()
@@ -90,7 +92,7 @@ class Daemon:
     async def run(self) -> int:
         """0 after a drain, 1 after a bug; raises the FlexKVError that made it stop."""
         try:
-            self._start_background(read_token(self._config.api.token_file, "[api] token_file"))
+            self._start_background(Tokens.read(self._config.api.token_file))
             await self._stop.asked.wait()
             self._end_at_s = self._loop.time() + self._config.daemon.drain_s
             await self._drain()
@@ -106,7 +108,7 @@ class Daemon:
 
     # ------------------------------------------------------------ background
 
-    def _start_background(self, api_token: str) -> None:
+    def _start_background(self, tokens: Tokens) -> None:
         parts = self._parts
         parts.readiness.begin("start", lambda: "background work begins")
         if self._config.dram.populate:
@@ -115,7 +117,8 @@ class Daemon:
             read_in = startup.recover if tier is Tier.SSD else startup.reach
             self._spawn(read_in(tier, store, parts.engine, parts.readiness))
         if self._config.api.socket or self._config.api.host:
-            self._spawn(self._serve_api(api_token))
+            self._spawn(self._serve_api(tokens))
+            self._spawn(self.operator.sampler.run())
         self._loop.call_soon(parts.readiness.end, "start")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -130,7 +133,7 @@ class Daemon:
             log.error("the daemon stops: %s", failure, exc_info=None if isinstance(failure, FlexKVError) else failure)
             self._fail(failure)
 
-    async def _serve_api(self, token: str) -> None:
+    async def _serve_api(self, tokens: Tokens) -> None:
         table = self._config.api
         with ExitStack() as stack:
             if table.host:
@@ -139,10 +142,10 @@ class Daemon:
                 file = socket_file.listen(table.socket, API_SOCKET_MODE)
                 stack.callback(file.close)
                 listener = file.socket
-            module = await asyncio.to_thread(importlib.import_module, "flexkvd.api")
-            server = module.ApiServer(module.make_app(self.operator, token))
+            module = await asyncio.to_thread(importlib.import_module, "flexkvd.api.server")
+            server = module.ApiServer(module.make_app(self.operator, tokens, self.operator.limits), table)
             log.info("serves the REST API on %s", f"{table.host}:{table.port}" if table.host else table.socket)
-            await server.run_on(listener)
+            await server.run_on(listener, self.operator.feed.close)
 
     # ----------------------------------------------------------------- events
 
@@ -174,7 +177,7 @@ class Daemon:
     async def _drain(self) -> None:
         """Admit nothing new, let tickets end until `drain_s` is over, then cancel what is left."""
         parts = self._parts
-        parts.readiness.draining = True
+        parts.readiness.draining, parts.readiness.drain_reason = True, "the daemon is stopping"
         if parts.engine.broken:
             return
         log.info("draining for at most %g s", self._config.daemon.drain_s)
@@ -189,6 +192,7 @@ class Daemon:
         """Let clients, running transfers and background work go; the stack closes the rest."""
         parts = self._parts
         parts.server.close()
+        await self.operator.close()
         parts.engine.close()
         parts.executor.close()
         if not parts.engine.broken and not self._stop.hurry.is_set():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import accumulate
 
 DURATION_BOUNDS_S = (
@@ -44,15 +43,3 @@ Timings = defaultdict[tuple[str, ...], Durations]
 def timings() -> Timings:
     """None yet."""
     return defaultdict(Durations)
-
-
-def quantiles(of: Iterable[Durations]) -> dict[str, float] | None:
-    """`p50` and `p99` in seconds of all entries together, each the upper bound of its bucket; None without any.
-
-    What is above the last bound counts as that bound: read it as "at least".
-    """
-    counts = list(accumulate(map(sum, zip(*(each.counts for each in of), strict=True))))
-    if not counts or not counts[-1]:
-        return None
-    bounds = (*DURATION_BOUNDS_S, DURATION_BOUNDS_S[-1])
-    return {f"p{percent}": bounds[bisect_left(counts, counts[-1] * percent / 100)] for percent in (50, 99)}

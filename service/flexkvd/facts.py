@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flexkv_py.core.blocks import Block, DramCopy, S3Copy, SsdCopy
+from flexkv_py.core.budget import DAY_NS, WriteBudget
 from flexkv_py.core.messages import TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.geometry import ALIGN_BYTES
@@ -15,7 +16,7 @@ from flexkv_py.geometry import ALIGN_BYTES
 def facts_of(state: State) -> dict[str, Any]:
     """Per tier, and of the planner as a whole."""
     return {
-        "tiers": {tier.name.lower(): _tier_facts(state, level) for tier, level in state.levels.items()},
+        "tiers": {tier.name.lower(): tier_facts(state, level) for tier, level in state.levels.items()},
         "blocks": sum(len(index.blocks) for index in state.indexes.values()),
         "indexes": len(state.indexes),
         "sessions": len(state.sessions),
@@ -28,6 +29,11 @@ def facts_of(state: State) -> dict[str, Any]:
         "demands_waiting": sum(len(waiting) for waiting in state.demands.values()),
         "draining": state.draining,
     }
+
+
+def spent_bytes(budget: WriteBudget, now_ns: int) -> int:
+    """How far writes into a tier are ahead of its daily budget."""
+    return max(0, budget.paid_ns - now_ns) * budget.bytes_per_day // DAY_NS
 
 
 def by_name(counters: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
@@ -69,7 +75,8 @@ _SSD_COPY_BYTES = _object_bytes(SsdCopy) + _LOCATION_BYTES
 _S3_COPY_BYTES = _object_bytes(S3Copy) + _LOCATION_BYTES
 
 
-def _tier_facts(state: State, level: Level) -> dict[str, Any]:
+def tier_facts(state: State, level: Level) -> dict[str, Any]:
+    """One tier's room and order."""
     frames, dram = state.frames, level.tier is Tier.DRAM
     return {
         "up": level.up,

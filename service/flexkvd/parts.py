@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flexkv_py import operating
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -29,6 +30,7 @@ from flexkvd.engine import Engine
 from flexkvd.executor import Executor
 from flexkvd.frame_check import check_frames
 from flexkvd.lag import LagProbe
+from flexkvd.operations import Operations
 from flexkvd.planning import planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
@@ -62,6 +64,7 @@ class Parts:
     row_path: RowPath
     lag: LagProbe
     usage: Usage
+    operations: Operations
 
 
 async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
@@ -70,12 +73,12 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     The directory is locked before the socket answers, so a second daemon serves nobody.
     """
     loop, told = asyncio.get_running_loop(), planner_config(config)
-    token = read_token(config.daemon.token_file, "[daemon] token_file")
+    gate = Gate.of(config.daemon, os.getuid(), read_token(config.daemon.token_file, "[daemon] token_file"))
     boot = secrets.token_bytes(BOOT_BYTES)
     arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told)
+    planner = Planner(told, [operating.handlers])
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
     codecs = Codecs.make(config, arena)
@@ -84,7 +87,6 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     readiness = Readiness()
     stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
     sessions = Sessions(engine, config.limits)
-    usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
@@ -95,13 +97,24 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
-    stack.callback(listener.close)
-    gate = Gate.of(config.daemon, os.getuid(), token)
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
-    stack.callback(server.close)
-    tiers = (arena, devices, stores)
-    return Parts(boot, planner, engine, sessions, executor, server, *tiers, readiness, resets, row_path, lag, usage)
+    server = _listen(config, requests, sessions, gate, boot, stack)
+    return Parts(
+        boot=boot,
+        planner=planner,
+        engine=engine,
+        sessions=sessions,
+        executor=executor,
+        server=server,
+        arena=arena,
+        devices=devices,
+        stores=stores,
+        readiness=readiness,
+        resets=resets,
+        row_path=row_path,
+        lag=lag,
+        usage=Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max),
+        operations=Operations(engine, planner, sessions, readiness),
+    )
 
 
 def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:
@@ -126,6 +139,18 @@ async def _make_stores(
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
     return stores
+
+
+def _listen(
+    config: Config, requests: Requests, sessions: Sessions, gate: Gate, boot: bytes, stack: AsyncExitStack
+) -> Server:
+    """The worker socket: from here on workers can connect."""
+    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
+    stack.callback(listener.close)
+    loop, segment_bytes = asyncio.get_running_loop(), config.dram.segment_bytes
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop)
+    stack.callback(server.close)
+    return server
 
 
 def _reset_log(config: Config) -> ResetLog | None:

@@ -51,6 +51,7 @@ class Session:
     namespace: NamespaceSpec
     connection: Connection
     limits: LimitsTable
+    opened_ns: int = 0
     memories: dict[int, RegisteredMemory] = field(default_factory=dict)
     leaving: dict[int, RegisteredMemory] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
@@ -140,10 +141,10 @@ class Sessions:
         digest = namespace_digest(hello.geometry.fingerprint, hello.tenant, hello.epoch)
         namespace = NamespaceSpec(digest, hello.geometry.chunk_bytes)
         self._sessions += 1
-        session = Session(self._sessions, hello, namespace, connection, self._limits)
+        opened_ns = self._engine.now_ns()
+        session = Session(self._sessions, hello, namespace, connection, self._limits, opened_ns)
         self.by_number[session.number] = session
         self.on_opened(session)
-        opened_ns = self._engine.now_ns()
         self._engine.post(SessionOpened(session.number, namespace, hello.shard, opened_ns, hello.instance))
         return session
 
@@ -160,7 +161,12 @@ class Sessions:
     @property
     def busy(self) -> bool:
         """Whether any ticket runs: a client's, or a flush the operator waits for."""
-        return bool(self._own or self.open_tickets())
+        return bool(self.running)
+
+    @property
+    def running(self) -> int:
+        """How many these are."""
+        return len(self._own) + len(self.open_tickets())
 
     def open_tickets(self) -> list[Ticket]:
         """Clients' tickets that are not over."""

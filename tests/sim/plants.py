@@ -24,8 +24,9 @@ from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
 from tests.sim.executor import Executor
 from tests.sim.plant import Plant, planter
+from tests.sim.wish_plants import WISH_PLANTS
 
-PLANTS: dict[str, Plant] = {}
+PLANTS: dict[str, Plant] = {**WISH_PLANTS}
 _plant = planter(PLANTS)
 
 
@@ -357,7 +358,7 @@ def _lost_early_ignored(_: Any) -> Any:
 # ------------------------------------------------------------ decisions that undo each other
 
 
-@_plant("a record that makes room leaves the copy above to be written again", (room, "_had_their_turn"))
+@_plant("a record that makes room leaves the copy above to be written again", (room, "had_their_turn"))
 def _written_again(_: Any) -> Any:
     def had_their_turn(_state: State, _record: Copy) -> None:
         return

@@ -51,6 +51,7 @@ def _live(world: World, steps: int) -> Workload:
         pass
     workload.stop()
     world.rows.stop()
+    world.wishes.stop()
     return workload
 
 
@@ -67,6 +68,7 @@ def _calm_down(world: World) -> None:
     if unanswered or world.asked:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
     world.rows.check_over()
+    world.wishes.check_over()
     snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):
         if snapshot[what]:

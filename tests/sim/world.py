@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from xxhash import xxh3_64
@@ -43,9 +43,11 @@ from flexkv_py.core.messages import (
     TransfersFinished,
 )
 from flexkv_py.core.planner import Planner
+from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.operating.extension import Operating
 from flexkv_tiers.base import FoundBatch
 from flexkv_tiers.codec import chunk_checksum
 from tests import invariants
@@ -61,6 +63,7 @@ from tests.sim.settings import make_config
 from tests.sim.stores import Bucket, Disk
 from tests.sim.violation import Violation
 from tests.sim.whims import Whims
+from tests.sim.wishes import Wishes
 
 CHECK_EVERY_STEPS = 50
 TIMER_MIN_NS = 500_000
@@ -70,6 +73,7 @@ FAIR_REFUSALS = (
     ErrorCode.TIER_UNAVAILABLE,
     ErrorCode.UNKNOWN_LEASE,
 )
+SHARDS = 2
 STORE_SLACK_BYTES = 8 * ALIGN_BYTES
 """Stores have a little more room than the planner believes, as disks do."""
 
@@ -87,6 +91,8 @@ class World:
         self.namespaces = make_namespaces(self.chance)
         self._row_chance = random.Random(seed)  # its own: worlds without workers of the row path stay as they are
         self._whims = self._row_chance.random() < 0.4
+        self._wish_chance = random.Random(seed)  # likewise
+        self._wish_gap_ns = self._wish_chance.choice((0, 0, 200, 2000)) * MICROSECOND
         self._row_gap_ns = self._row_chance.choice((0, 0, 100, 1000)) * MICROSECOND
         self.config: PlannerConfig = make_config(
             self.chance, self._row_chance, [space.spec for space in self.namespaces]
@@ -163,6 +169,7 @@ class World:
         self.oracle.check_ledger()
         self._check_orders()
         self.rows.check()
+        self.wishes.check()
 
     def _check_orders(self) -> None:
         """Each list, walked from its oldest, leads to its newest and has as many copies as it says."""
@@ -301,13 +308,13 @@ class World:
         self.life += 1
         self.arena = FakeArena()
         self.executor = Executor(self, self.arena)
-        self.planner = Planner(self.config)
+        self.planner = Planner(self.config, [self._extend])
         self.planner.state.frames = WatchedFrames(
             self.config.segment_bytes, self.config.dram_segments, self.arena.given_back
         )
         if self._whims:
             self.planner.state.rows.policy = Whims(self._row_chance)
-        self.effort = Effort(self.planner)
+        self.effort = Effort(self.planner, self.operating.operations, SHARDS * len(self.parents))
         self._ended = []
         self.clients: dict[int, Client] = {}
         self.tickets: dict[int, Ticket] = {}
@@ -315,6 +322,7 @@ class World:
         self.requests: dict[int, tuple[Client, Callable[[], None]]] = {}
         self.refused: dict[int, Callable[[ErrorCode], None]] = {}
         self.rows = RowTraffic(self, self._row_chance, 0 if self.faults.stopped else self._row_gap_ns, self.recompute)
+        self.wishes = Wishes(self, self._wish_chance, 0 if self.faults.stopped else self._wish_gap_ns)
         self.recovering = list(self.stores)
         self._answers: dict[type[Instruction], Callable[[Any], None]] = {
             StartMove: self.executor.start_move,
@@ -328,11 +336,16 @@ class World:
             ChangePages: self.rows.changed,
             RefuseReplay: self.rows.refused,
             LoseSession: self.rows.lost,
+            **self.wishes.answers(),
         }
         for tier, store in self.stores.items():
             if tier in self._down:
                 self.post(TierChanged(tier, False, "planned", self.now_ns))
             self.after(self.chance.choice((0, 1, 20)) * MILLISECOND, self._read_in, tier, store.pages())
+
+    def _extend(self, state: State) -> Mapping[type[Any], Callable[[Any], None]]:
+        self.operating = Operating(state)
+        return self.operating.handlers()
 
     def crash(self) -> None:
         """SIGKILL: DRAM, sessions and all that ran are gone; a record being written may be torn, an object there."""
