@@ -31,6 +31,7 @@ from .memories import deaf, holes, refused_offers
 from .row_workers import row_workers
 from .s3_faults import s3_faults
 from .s3_frozen import s3_frozen
+from .scrape import scrape
 from .shared_bucket import shared_bucket
 
 Figures = dict[str, float]
@@ -135,6 +136,11 @@ TRIALS = {
         {"outage_s": Count(30), "fault_s": Count(8)},
     ),
     "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": Count(8)}),
+    "scrape": Trial(
+        scrape,
+        "what /metrics costs after very many tenants, beside a busy worker",
+        {"tenants": Count(1_000, most=10_000), "scrapes": Count(100, most=300)},
+    ),
     "shared-bucket": Trial(
         shared_bucket,
         "two daemons on one bucket, one killed",
