@@ -59,6 +59,7 @@ class ErrorCode(StrEnum):
     S3_DENIED = "s3_denied"
     S3_EXPIRED = "s3_expired"
     BAD_TRACE = "bad_trace"
+    BAD_RECORDING = "bad_recording"
     INTERNAL = "internal"
 
 

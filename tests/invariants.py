@@ -13,7 +13,7 @@ from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.keys import ROOT
 from flexkv_py.rows.grants import chunks_in
-from tests import row_invariants
+from tests import row_invariants, tenant_invariants
 
 
 def check(planner: Planner) -> None:
@@ -34,6 +34,7 @@ def check(planner: Planner) -> None:
     _check_tickets(state)
     _check_pins(state, copies)
     row_invariants.check(state, indexes)
+    tenant_invariants.check(state, indexes, copies)
 
 
 def _all_indexes(state: State) -> list[Index]:
@@ -177,7 +178,7 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
             dropping[transfer.copy.tier] += transfer.copy.block.index.record_bytes
     assert (state.promotions.count, state.promotions.bytes) == (len(promoted), sum(promoted)), "promotions miscounted"
     for tier, level in state.levels.items():
-        assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"
+        assert sum(shelf.count for shelf in level.shelves) == ordered[tier], f"{tier.name}: orders miscounted"
         assert (level.writes.count, level.writes.bytes) == (writes[tier], written[tier]), (
             f"{tier.name}: writes miscounted"
         )

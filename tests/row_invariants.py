@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from collections import Counter
 
 from flexkv_py.core.blocks import Copy, CopyState, DramCopy, Index
@@ -30,7 +32,7 @@ def check(state: State, indexes: list[Index]) -> None:
     assert not attached, f"{len(attached)} keys are attached to requests that are over"
     assert sum(map(len, table.of_session.values())) == sum(len(request.ranks) for request in table.by_id.values())
     assert not table.changed, "a change was not told"
-    for request_id, position, chunk in table.policy.coldest(state.now_ns):
+    for request_id, position, chunk in deepcopy(table.policy).coldest(state.now_ns):
         assert table.by_id[request_id].granted[position] >> chunk & 1, "the policy offers what is not granted"
     for copy, chunks in table.going.items():
         assert chunks

@@ -17,13 +17,17 @@ class WriteBudget:
 
     def __init__(self, bytes_per_day: int) -> None:
         self.bytes_per_day = bytes_per_day
-        self.paid_ns = 0
+        self._paid_ns = 0
 
     def admits(self, now_ns: int) -> bool:
         """Whether anything is left for writes that nobody insists on."""
-        return self.paid_ns - now_ns < BURST_NS
+        return self._paid_ns - now_ns < BURST_NS
+
+    def spent_bytes(self, now_ns: int) -> int:
+        """How far writes are ahead of what is paid for."""
+        return max(0, self._paid_ns - now_ns) * self.bytes_per_day // DAY_NS
 
     def draw(self, byte_count: int, now_ns: int) -> None:
         """A record is written."""
         if self.bytes_per_day:
-            self.paid_ns = max(self.paid_ns, now_ns) + byte_count * DAY_NS // self.bytes_per_day
+            self._paid_ns = max(self._paid_ns, now_ns) + byte_count * DAY_NS // self.bytes_per_day

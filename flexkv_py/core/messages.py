@@ -32,6 +32,7 @@ from flexkv_py.rows.messages import (
     RowInstruction,
     WorkerGone,
 )
+from flexkv_py.tenants.owner import Quota
 from flexkv_py.words import (
     BlockName,
     Fault,
@@ -59,6 +60,8 @@ class SessionOpened:
     now_ns: int
     instance: str = ""
     """Ties the ranks of one engine together; empty: this session is alone."""
+    tenant: str = "default"
+    """Whose namespace it is: any text."""
 
 
 @dataclass(slots=True)
@@ -268,6 +271,23 @@ class DrainStarted:
 
 
 @dataclass(slots=True)
+class NamespacesNamed:
+    """What earlier lives of the daemon heard of whose namespaces are whose, before what they left is found."""
+
+    names: list[tuple[NamespaceDigest, str]]
+    now_ns: int
+
+
+@dataclass(slots=True)
+class QuotaChanged:
+    """A tenant may use so much from now on (`NO_QUOTA`: as it needs). What is above it goes as soon as it may."""
+
+    tenant: str
+    quota: Quota
+    now_ns: int
+
+
+@dataclass(slots=True)
 class TimePassed:
     """Nothing happened, but deadlines may have passed."""
 
@@ -284,7 +304,8 @@ class ExtensionEvent:
 ClientAsked = SessionOpened | SessionClosed | MatchAsked | LoadAsked | SaveAsked | PrefetchAsked | FlushAsked
 ClientEnded = TicketCancelled | LeaseReleased | NamespaceReset
 TierEvent = ChunkLanded | TransfersFinished | BlocksFound | RecoveryFinished | RecordsLost | TierChanged | RoomRestored
-Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DrainStarted | TimePassed | ExtensionEvent
+DaemonEvent = NamespacesNamed | QuotaChanged | DrainStarted | TimePassed | ExtensionEvent
+Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DaemonEvent
 
 
 # ------------------------------------------------------------ instructions

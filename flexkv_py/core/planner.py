@@ -13,13 +13,11 @@ from typing import Any
 
 from flexkv_py.core import messages, recovery
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.demands import pump_flushes, serve_demands
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
 from flexkv_py.core.matching import let_go, on_match
 from flexkv_py.core.messages import TicketKind
-from flexkv_py.core.placing import look_at_arrivals, on_load, on_save, serve_line
-from flexkv_py.core.room import clean_ahead
+from flexkv_py.core.placing import look_at_arrivals, on_load, on_save
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_session_tickets, expire_ticket, finish_ticket, open_ticket, refuse
@@ -27,6 +25,9 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
 from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
+from flexkv_py.tenants import keeping, naming
+from flexkv_py.tenants.tending import clean_ahead
+from flexkv_py.tenants.turns import pump_flushes, serve_demands, serve_line
 
 TIMERS_PER_EVENT_MAX = 1024
 Handlers = Mapping[type[Any], Callable[[Any], None]]
@@ -59,6 +60,8 @@ class Planner:
             messages.PagesAcknowledged: partial(attached.on_acknowledged, self.state),
             messages.HeatReported: partial(replays.on_heat, self.state),
             messages.WorkerGone: partial(attached.on_worker_gone, self.state),
+            messages.NamespacesNamed: partial(naming.on_named, self.state),
+            messages.QuotaChanged: partial(naming.on_quota_changed, self.state),
             messages.RoomRestored: lambda event: self.state.levels[event.tier].restore(),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
@@ -83,9 +86,10 @@ class Planner:
     def next_deadline_ns(self) -> int | None:
         """When `messages.TimePassed` is due, unless another event comes first: at once if slices of work are left."""
         state = self.state
-        if state.more or state.relink or state.touches or state.arrivals:
+        if state.more or state.relink or state.touches or state.arrivals or state.moving:
             return state.now_ns
         due_ns = [state.timers[0][0]] if state.timers else []
+        due_ns += filter(None, [state.retention.next_ns()])
         if any(state.lines.values()):
             due_ns += [level.ails_from_ns for level in state.below if level.ails_from_ns > state.now_ns]
         return min(due_ns, default=None)
@@ -93,6 +97,11 @@ class Planner:
     def story(self, key: BlockKey) -> list[messages.StoryEvent]:
         """What happened to this block, oldest first, as far back as the ring reaches."""
         return [messages.StoryEvent(*event) for event in self.state.story if event[1] == key]
+
+    @property
+    def event_types(self) -> tuple[type[Any], ...]:
+        """Every type of event it handles."""
+        return tuple(self._handlers)
 
     @property
     def counters(self) -> dict[tuple[str, str], int]:
@@ -106,6 +115,8 @@ class Planner:
             state.touch_slice()
         if state.relink:
             relink_slice(state)
+        naming.move_slice(state)
+        keeping.drop_expired(state)
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
@@ -156,7 +167,10 @@ class Planner:
             refuse(state, event.session, 0, 0, ErrorCode.LIMIT_EXCEEDED, why)
             return
         assert event.session not in state.sessions
-        session = state.sessions[event.session] = Session(event.session, event.namespace, event.shard, event.instance)
+        owner = naming.name(state, event.namespace.digest, event.tenant)
+        owner.sessions += 1
+        session = Session(event.session, event.namespace, event.shard, owner, event.instance)
+        state.sessions[event.session] = session
         recovery.index_of(state, session)
 
     def _on_session_closed(self, event: messages.SessionClosed) -> None:
@@ -168,7 +182,8 @@ class Planner:
             for lease in list(session.leases.values()):
                 let_go(state, lease)
             del state.sessions[event.session]
-            recovery.forget_idle_indexes(state)
+            session.owner.sessions -= 1
+            naming.forget_idle(state, [session.owner, *recovery.forget_idle_indexes(state)])
         state.out.append(messages.EndSession(event.session))
 
     def _on_flush(self, event: messages.FlushAsked) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
+from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.messages import Priority, TicketKind, Tier
 from flexkv_py.core.moves import evict
 from flexkv_py.core.placement import Verdict, judge, refusal, source_below
@@ -77,7 +77,7 @@ class Demote:
             return Done()
         if not block.ready:
             return Kept("not whole in any tier")
-        if block.rule is Rule.NEVER:
+        if block.rule.skip_below:
             return Kept("saved to stay in DRAM (skip_below)")
         return self.demand(block, self._tier)
 
@@ -147,8 +147,8 @@ class Evict(Demote):
 
     def _next_down(self, block: Block) -> Tier:
         """Where demotion would take it; a block that must be written has such a tier."""
-        state, record_bytes = self._state, block.index.record_bytes
-        takers = [level for level in state.below if level.tier > self._tier and level.takes(record_bytes, state.now_ns)]
+        state = self._state
+        takers = [level for level in state.below if level.tier > self._tier and level.takes(block.index, state.now_ns)]
         return next(level.tier for level in takers if block.needed or not refusal(state, level, block))
 
 
@@ -169,7 +169,7 @@ class Prefetch:
             return Kept(UNCUT)
         if not state.frames.fits(block.index.frame_pages, block.index.chunk_count):
             return Kept("larger than DRAM")
-        if state.lines[TicketKind.LOAD]:
+        if state.lines[TicketKind.LOAD].short:
             return None
         chunks = block.index.full_mask if dram is None else dram.lacks
         if promote(state, block, source, chunks, Priority.PREFETCH, self._deadline_ns) is None:

@@ -7,17 +7,14 @@ each kind does with a block is said in `acts`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from itertools import islice
 
-from flexkv_py.core.blocks import Block, Copy, CopyList
+from flexkv_py.core.blocks import Block
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode
-from flexkv_py.keys import BlockKey
 from flexkv_py.operating.acts import Act, Begun, Done, Kept, act_of
+from flexkv_py.operating.gathering import Gathering
 from flexkv_py.operating.messages import (
-    Choice,
     OperationAdvanced,
     OperationAsked,
     OperationCancelled,
@@ -25,91 +22,14 @@ from flexkv_py.operating.messages import (
     OperationKind,
     WishRefused,
 )
-from flexkv_py.operating.pins import blocks_of
 from flexkv_py.operating.rules import Changes
 
 OPERATIONS_MAX = 16
-GATHERED_PER_EVENT_MAX = 256
 DEALT_PER_EVENT_MAX = 32
 UNDER_WAY_MAX = 64
 """Blocks of one operation that wait for a write or a read; all are looked at after every event."""
 
 PROGRESS_NS = 100_000_000
-
-
-class Gathering:
-    """The blocks an operation means, found in slices.
-
-    An eviction walks its tier's orders, so the coldest come first. Others go through whole indexes.
-    """
-
-    def __init__(self, state: State, choice: Choice, kind: OperationKind, tier: Tier) -> None:
-        self._state, self._choice, self._tier = state, choice, tier
-        self.found: dict[Block, None] = {}
-        self.missing = 0
-        self._keys: deque[BlockKey] = deque(choice.keys)
-        self._indexes = [] if choice.keys or kind is OperationKind.EVICT else list(state.indexes.values())
-        self._blocks: Iterator[Block] = iter(())
-        self.walks = kind is OperationKind.EVICT and not choice.keys
-        self._orders: list[CopyList] | None = None  # not yet walked to their ends
-
-    def slice(self) -> bool:
-        """Look at a bounded number more; False when there are no more."""
-        if self._choice.keys:
-            return self._look_up()
-        return self._walk() if self.walks else self._read()
-
-    def _look_up(self) -> bool:
-        for _ in range(min(GATHERED_PER_EVENT_MAX, len(self._keys))):
-            blocks = blocks_of(self._state, self._keys.popleft())
-            self.found |= dict.fromkeys(blocks)
-            self.missing += not blocks
-        return bool(self._keys)
-
-    def _read(self) -> bool:
-        seen = 0
-        for block in islice(self._blocks, GATHERED_PER_EVENT_MAX):
-            seen += 1
-            if self._means(block):
-                self.found[block] = None
-        if seen == GATHERED_PER_EVENT_MAX:
-            return True
-        if self._indexes:
-            self._blocks = iter(list(self._indexes.pop().blocks.values()))
-            return True
-        return False
-
-    def _walk(self) -> bool:
-        level = self._state.levels[self._tier]
-        if self._orders is None:
-            self._orders = [level.reclaimable, *level.policy.lists]
-            for order in self._orders:
-                order.hand = order.oldest
-        for _ in range(GATHERED_PER_EVENT_MAX):
-            while self._orders and self._orders[0].hand is None:
-                self._orders.pop(0)
-            if not self._orders:
-                return False
-            copy = self._orders[0].hand
-            assert copy is not None
-            self._orders[0].hand = copy.newer
-            if self._means(copy.block):
-                self.found[copy.block] = None
-        return True
-
-    def end(self) -> None:
-        """Walk no further."""
-        for order in self._orders or ():
-            order.hand = None
-        self._orders = []
-
-    def means_pinned(self, copy: Copy) -> bool:
-        """Whether a pinned copy, which stands in no order, would have been met."""
-        return self.walks and copy.tier is self._tier and self._means(copy.block)
-
-    def _means(self, block: Block) -> bool:
-        namespaces, prefix = self._choice.namespaces, self._choice.prefix
-        return (namespaces is None or block.index.namespace in namespaces) and block.key.hex().startswith(prefix)
 
 
 class Operation:
@@ -185,9 +105,9 @@ class Operations:
 
     def go_on(self) -> None:
         """A slice of each."""
-        if not self.running:
+        if not self.running and not self._changes.held:
             return
-        walked = False
+        walking = None
         for operation in list(self.running.values()):
             if operation.deadline_ns <= self._state.now_ns:
                 self._give_up(operation, "left when the deadline passed")
@@ -195,9 +115,10 @@ class Operations:
                 self._deal(operation)
             elif not operation.gathering.walks:
                 self._gather(operation, operation.gathering)
-            elif not walked and not self._changes.moving:  # a list has one hand
-                walked = True
-                self._gather(operation, operation.gathering)
+            elif walking is None and not self._changes.moving:  # a list has one hand
+                walking = operation.gathering
+                self._gather(operation, walking)
+        self._changes.held = walking is not None and not walking.over
 
     def _gather(self, operation: Operation, gathering: Gathering) -> None:
         self._state.more = True

@@ -107,4 +107,4 @@ def blocks_of(state: State, key: BlockKey) -> list[Block]:
 def bytes_of(copy: Copy) -> int:
     """What a copy takes of its tier: frames of DRAM, or a record."""
     index = copy.block.index
-    return index.chunk_count * index.frame_pages * ALIGN_BYTES if copy.tier is Tier.DRAM else index.record_bytes
+    return index.frames_bytes if copy.tier is Tier.DRAM else index.record_bytes

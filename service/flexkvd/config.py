@@ -20,6 +20,8 @@ from flexkvd.tier_tables import DAY_S, GIB, KIB, MIB, CodecTable, S3Table, SsdTa
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
 
 ID_MAX = (1 << 32) - 2
+NAME_CHARS_MAX = 256
+"""Of names that clients and operators give."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,11 @@ class DaemonTable:
         "empty: those of the SSD tier. Without either a restart forgets them.",
         "",
     )
-    drain_s: float = key(Kind.NUMBER, "Time SIGTERM leaves running tickets and promised flushes.", 20.0, high=DAY_S)
+    drain_s: float = key(
+        Kind.NUMBER, "Time SIGTERM leaves running tickets and promised flushes.", 20.0, high=DAY_S, live=True
+    )
     log_level: str = key(
-        Kind.TEXT, "Least severe line that is logged.", "info", choices=("debug", "info", "warning", "error")
+        Kind.TEXT, "Least severe line that is logged.", "info", choices=("debug", "info", "warning", "error"), live=True
     )
 
 
@@ -98,24 +102,36 @@ class PlannerTable:
         "Order of eviction: least recently used, S3-FIFO, or LRU that learns to keep blocks used once to a share.",
         "adaptive",
         choices=tuple(POLICIES),
+        live=True,
     )
     admission: str = key(
         Kind.TEXT,
         "What may go below DRAM: every block, or one seen a second time.",
         "always",
         choices=("always", "second-use"),
+        live=True,
     )
     ssd_hits_min: int = key(
-        Kind.COUNT, "Uses (the save is one) before a block may go to SSD; 0: as `admission` says.", 0, high=255
+        Kind.COUNT,
+        "Uses (the save is one) before a block may go to SSD; 0: as `admission` says.",
+        0,
+        high=255,
+        live=True,
     )
-    s3_hits_min: int = key(Kind.COUNT, "The same for S3.", 0, high=255)
+    s3_hits_min: int = key(Kind.COUNT, "The same for S3.", 0, high=255, live=True)
     clean_ahead: float = key(
-        Kind.NUMBER, "Share of DRAM (and of SSD, with S3 below it) kept free or already copied below.", 0.25, high=0.99
+        Kind.NUMBER,
+        "Share of DRAM (and of SSD, with S3 below it) kept free or already copied below.",
+        0.25,
+        high=0.99,
+        live=True,
     )
     dram_clean_ahead: float = key(
-        Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99
+        Kind.NUMBER, "The same for DRAM alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99, live=True
     )
-    ssd_clean_ahead: float = key(Kind.NUMBER, "The same for SSD alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99)
+    ssd_clean_ahead: float = key(
+        Kind.NUMBER, "The same for SSD alone; -1: as `clean_ahead`.", -1.0, low=-1, high=0.99, live=True
+    )
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,20 @@ class RowPathTable:
         Kind.COUNT, "A step that fails more often in a row is refused.", 64, low=1, high=1_000
     )
     pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM for what one failed step needs.", 0.5, low=0.01, high=1)
+
+
+@dataclass(frozen=True)
+class RecorderTable:
+    """[recorder]: the flight recorder, which keeps what the planner was told."""
+
+    bytes: int = key(Kind.SIZE, "Memory for the newest events; 0: nothing is recorded.", 64 * MIB, high=64 * GIB)
+    directory: str = key(
+        Kind.TEXT,
+        "Directory for the dumps written when the daemon meets a bug, and on SIGUSR2; empty: [daemon] state_directory. "
+        "Without either none is written.",
+        "",
+    )
+    dumps_max: int = key(Kind.COUNT, "Dumps kept there; the oldest goes first.", 4, low=1, high=1_000)
 
 
 @dataclass(frozen=True)
@@ -196,7 +226,12 @@ class LimitsTable:
     demotion_faults_max: int = key(
         Kind.COUNT, "A block whose demotion failed so often may leave DRAM without a copy below.", 2, low=1, high=1000
     )
-    retry_after_s: float = key(Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60)
+    retry_after_s: float = key(
+        Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60, live=True
+    )
+    tenants_max: int = key(
+        Kind.COUNT, "Tenants known by name; those that come later count as one.", 1024, low=1, high=65_536
+    )
     metrics_tenants_max: int = key(
         Kind.COUNT,
         "Tenants that have metrics of their own: the most used. The rest are counted together.",
@@ -207,8 +242,23 @@ class LimitsTable:
 
 
 @dataclass(frozen=True)
+class TenantTable:
+    """[tenants.NAME]: what the tenant of that name may use; 0 = as much as is its share."""
+
+    dram_bytes: int = key(Kind.SIZE, "Frames that its blocks may take in DRAM; 0: no quota.", 0, high=8 << 40)
+    ssd_bytes: int = key(Kind.SIZE, "Records that it may have on SSD; 0: no quota.", 0, high=1 << 50)
+    s3_bytes: int = key(Kind.SIZE, "Records that it may have in S3; 0: no quota.", 0, high=1 << 60)
+    weight: float = key(
+        Kind.NUMBER, "Its share of a tier that is full, relative to others.", 1.0, low=0.001, high=1000.0
+    )
+
+
+@dataclass(frozen=True)
 class Config:
-    """The whole file. `ssd` and `s3` are None when their tables are absent."""
+    """The whole file. `ssd` and `s3` are None when their tables are absent; `tenants` is by the tenant's name.
+
+    `given` is what was written, as TOML read it, and `path` where: from them `settings` tells what is a default.
+    """
 
     daemon: DaemonTable = field(default_factory=DaemonTable)
     api: ApiTable = field(default_factory=ApiTable)
@@ -220,9 +270,18 @@ class Config:
     planner: PlannerTable = field(default_factory=PlannerTable)
     row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
+    tenants: Mapping[str, TenantTable] = field(default_factory=dict)
+    recorder: RecorderTable = field(default_factory=RecorderTable)
+    given: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False, repr=False)
+    path: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         dram = self.dram
+        if len(self.tenants) > self.limits.tenants_max:
+            raise bad_config(
+                f"there are {len(self.tenants)} tables [tenants.NAME], but [limits] tenants_max = "
+                f"{self.limits.tenants_max}: raise that, or give quotas to fewer"
+            )
         if dram.segment_bytes % 4096 or dram.bytes % dram.segment_bytes:
             raise bad_config(
                 f"[dram] bytes = {dram.bytes} in segments of segment_bytes = {dram.segment_bytes}: "
@@ -234,6 +293,7 @@ class Config:
             )
 
 
+TENANTS = "tenants"
 TABLES: dict[str, type] = {
     "daemon": DaemonTable,
     "api": ApiTable,
@@ -245,19 +305,26 @@ TABLES: dict[str, type] = {
     "planner": PlannerTable,
     "row_path": RowPathTable,
     "limits": LimitsTable,
+    "recorder": RecorderTable,
 }
 
 
-def parse_config(values: Mapping[str, object]) -> Config:
+def parse_config(values: Mapping[str, object], path: Path | None = None) -> Config:
     """Build the configuration from parsed TOML. Raises FlexKVError(BAD_CONFIG)."""
     tables: dict[str, Any] = {}
+    given: dict[str, Mapping[str, object]] = {}
     for name, table in values.items():
+        if name == TENANTS and isinstance(table, Mapping):
+            tables[name] = {tenant: _tenant(tenant, quota) for tenant, quota in table.items()}
+            given[name] = table
+            continue
         if name not in TABLES:
-            raise bad_config(f"there is no table [{name}]{nearest(name, TABLES)}")
+            raise bad_config(f"there is no table [{name}]{nearest(name, (*TABLES, TENANTS))}")
         if not isinstance(table, Mapping):
             raise bad_config(f"{name} = {table!r} stands outside any table: write it as a table [{name}] of keys")
         tables[name] = _table(TABLES[name], name, table)
-    return Config(**tables)
+        given[name] = table
+    return Config(**tables, given=given, path=path)
 
 
 def load_config(path: Path | None) -> Config:
@@ -266,7 +333,7 @@ def load_config(path: Path | None) -> Config:
         return Config()
     try:
         text = path.read_text(encoding="utf-8")
-        return parse_config(tomllib.loads(text))
+        return parse_config(tomllib.loads(text), path)
     except OSError as error:
         raise bad_config(f"{path} cannot be read ({error.strerror}): name a readable TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -282,14 +349,15 @@ class KeyDescription:
     kind: str
     default: object
     doc: str
+    live: bool
 
 
 def describe() -> Iterator[KeyDescription]:
-    """Every key of every table, in the order of the file."""
+    """Every key of every table, in the order of the file; of quotas, which have a table each, see `TenantTable`."""
     for table, cls in TABLES.items():
         for each, accepted in keys_of(cls):
             default = None if each.default is MISSING else each.default
-            yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc)
+            yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc, accepted.live)
 
 
 def read_token(path: str, key_name: str) -> str:
@@ -303,6 +371,14 @@ def read_token(path: str, key_name: str) -> str:
     if not token:
         raise bad_config(f"{key_name} = {path!r} has an empty first line: write the token there")
     return token
+
+
+def _tenant(name: str, values: object) -> TenantTable:
+    if not isinstance(values, Mapping):
+        raise bad_config(f"tenants.{name} = {values!r} is no quota: write a table [tenants.{name}] of keys")
+    if len(name) > NAME_CHARS_MAX:
+        raise bad_config(f"[tenants.{name[:16]}…]: a tenant's name has at most {NAME_CHARS_MAX} characters")
+    return _table(TenantTable, f"{TENANTS}.{name}", values)
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,11 @@ from flexkvd import socket_file, startup
 from flexkvd.api.table import ApiTable
 from flexkvd.api.tokens import Tokens
 from flexkvd.config import Config
+from flexkvd.inherited import Inherited
+from flexkvd.notify import ServiceManager, Supervision
 from flexkvd.parts import Parts, make_parts
+from flexkvd.recorder.dumps import Dumps
+from flexkvd.state_line import state_line
 from flexkvd.toml_tables import bad_config
 
 if TYPE_CHECKING:
@@ -45,9 +52,15 @@ async def serve(config: Config) -> int:
     stop = Stop()
     stop.on_signals(asyncio.get_running_loop())  # before anybody can connect
     async with AsyncExitStack() as stack:
-        parts = await make_parts(config, stack)
+        manager = ServiceManager(Supervision.take(os.environ), asyncio.get_running_loop())
+        stack.callback(manager.close)
+        inherited = Inherited.take(os.environ)
+        stack.callback(inherited.close)
+        parts = await make_parts(config, stack, inherited=inherited)
         log.info("serves workers on %s", config.daemon.socket)
-        return await Daemon(config, parts, stop).run()
+        daemon = Daemon(config, parts, stop, manager, inherited)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, daemon.dumps.on_signal)
+        return await daemon.run()
 
 
 class Stop:
@@ -56,17 +69,21 @@ class Stop:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.on_hangup: Callable[[], None] = lambda: log.info("SIGHUP: the start goes on with the file as it was read")
 
     def ask(self) -> None:
         if self.asked.is_set():
             self.hurry.set()
         self.asked.set()
 
+    def hang_up(self) -> None:
+        self.on_hangup()
+
     def on_signals(self, loop: asyncio.AbstractEventLoop) -> None:
-        """SIGTERM and SIGINT drain; only in a process of the daemon's own."""
+        """SIGTERM and SIGINT drain, SIGHUP reloads; only in a process of the daemon's own."""
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask)
-        loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP: nothing can be reloaded yet, restart instead")
+        loop.add_signal_handler(signal.SIGHUP, self.hang_up)
 
 
 class Daemon:
@@ -74,27 +91,39 @@ class Daemon:
 
     operator: Operator
 
-    def __init__(self, config: Config, parts: Parts, stop: Stop | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts,
+        stop: Stop | None = None,
+        manager: ServiceManager | None = None,
+        inherited: Inherited | None = None,
+    ) -> None:
         from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
 
         self.operator = Operator(parts, config.api)
+        self.dumps = Dumps(parts.recorder, _dump_directory(config), config.recorder.dumps_max)
         self._config = config
         self._parts = parts
         self._loop = asyncio.get_running_loop()
         self._stop = stop or Stop()
+        self._manager = manager or ServiceManager(Supervision(), self._loop)
+        self._inherited = inherited or Inherited([])
         self._end_at_s = 0.0  # on the loop's clock: when the drain is over, whatever still runs
         self._failure: BaseException | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._loop.set_exception_handler(self._overheard)
         parts.engine.on_broken = self._broken
         parts.readiness.on_ready = self._ready
+        parts.settings.listen(_set_log_level)
+        self._stop.on_hangup = lambda: self._spawn(self._reload())
 
     async def run(self) -> int:
         """0 after a drain, 1 after a bug; raises the FlexKVError that made it stop."""
         try:
             self._start_background(Tokens.read(self._config.api.token_file))
             await self._stop.asked.wait()
-            self._end_at_s = self._loop.time() + self._config.daemon.drain_s
+            self._end_at_s = self._loop.time() + self._drain_s
             await self._drain()
         finally:
             await self._end()
@@ -106,11 +135,16 @@ class Daemon:
         """Drain and end; called again: do not wait any longer."""
         self._stop.ask()
 
+    @property
+    def _drain_s(self) -> float:
+        return self._parts.settings.config.daemon.drain_s
+
     # ------------------------------------------------------------ background
 
     def _start_background(self, tokens: Tokens) -> None:
         parts = self._parts
         parts.readiness.begin("start", lambda: "background work begins")
+        self._manager.watch(partial(state_line, parts.readiness, parts.planner.state))
         if self._config.dram.populate:
             self._spawn(startup.populate(parts.arena, parts.readiness))
         for tier, (store, _) in parts.stores.items():
@@ -139,7 +173,7 @@ class Daemon:
             if table.host:
                 listener = stack.enter_context(_listen_tcp(table))
             else:
-                file = socket_file.listen(table.socket, API_SOCKET_MODE)
+                file = socket_file.listen(table.socket, API_SOCKET_MODE, self._inherited.claim("admin", table.socket))
                 stack.callback(file.close)
                 listener = file.socket
             module = await asyncio.to_thread(importlib.import_module, "flexkvd.api.server")
@@ -152,6 +186,7 @@ class Daemon:
     def _ready(self) -> None:
         behind = ", ".join(self._parts.readiness.steps)
         log.info("ready%s", f", {behind} is still to come" if behind else "")
+        self._manager.ready()
         startup.settle_heap()
 
     def _overheard(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -165,6 +200,9 @@ class Daemon:
             self._parts.engine.fail(error)
 
     def _broken(self) -> None:
+        failure = self._parts.engine.failure
+        self._parts.faults.note("bug", detail=repr(failure))
+        self.dumps.on_bug(failure)
         self._fail(RuntimeError("the engine met a bug"))
 
     def _fail(self, failure: BaseException) -> None:
@@ -172,16 +210,25 @@ class Daemon:
         self._stop.hurry.set()
         self._stop.asked.set()
 
+    async def _reload(self) -> None:
+        """Do what the file says now; a file that is refused changes nothing."""
+        with self._manager.reloading():
+            try:
+                log.info("reloaded: %s", await self._parts.settings.reload())
+            except FlexKVError as error:
+                log.error("the configuration stays as it is: %s", error)
+
     # -------------------------------------------------------------------- end
 
     async def _drain(self) -> None:
         """Admit nothing new, let tickets end until `drain_s` is over, then cancel what is left."""
         parts = self._parts
         parts.readiness.draining, parts.readiness.drain_reason = True, "the daemon is stopping"
+        self._manager.stopping(self._drain_s)
         if parts.engine.broken:
             return
-        log.info("draining for at most %g s", self._config.daemon.drain_s)
-        parts.server.going_away("the daemon is stopping", round(self._config.daemon.drain_s * 1000))
+        log.info("draining for at most %g s", self._drain_s)
+        parts.server.going_away("the daemon is stopping", round(self._drain_s * 1000))
         parts.engine.post(DrainStarted(parts.engine.now_ns()))
         while parts.sessions.busy and self._loop.time() < self._end_at_s and not self._stop.hurry.is_set():
             with suppress(TimeoutError):
@@ -210,6 +257,15 @@ class Daemon:
                 self._failure = self._failure or error
                 log.error("a tier did not close: %s", error, exc_info=error)
         log.info("stopped")
+
+
+def _set_log_level(config: Config) -> None:
+    logging.getLogger().setLevel(config.daemon.log_level.upper())
+
+
+def _dump_directory(config: Config) -> Path | None:
+    named = config.recorder.directory or config.daemon.state_directory
+    return Path(named) if named else None
 
 
 def _is_bug(error: BaseException) -> bool:

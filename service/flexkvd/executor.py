@@ -27,7 +27,7 @@ from flexkv_tiers.base import FrameSpan, TierFault, TierStore
 from flexkv_tiers.lanes import Lanes
 from flexkvd.copies import Copies
 from flexkvd.engine import Engine
-from flexkvd.fault_log import FaultLog
+from flexkvd.faults import FaultLog
 from flexkvd.links import Link, LinkLimits
 from flexkvd.sessions import Sessions
 
@@ -72,6 +72,7 @@ class Executor:
         stores: Mapping[Tier, tuple[TierStore, TierLimits]],
         loop: asyncio.AbstractEventLoop,
         check: Callable[[StartMove], None] | None = None,
+        faults: FaultLog | None = None,
     ) -> None:
         """`check` looks at a block's frames before they are written down, and raises TierFault; on a thread."""
         self.traffic = Traffic()
@@ -79,7 +80,7 @@ class Executor:
         self._engine = engine
         self._loop = loop
         self._check = check
-        self._fault_log = FaultLog()
+        self._faults = faults or FaultLog(loop.time)
         self._running = 0  # moves and copies that run or wait for their turn
         self._settled: asyncio.Future[None] | None = None  # ends when there are none; somebody waits for it
         self.copies = Copies(engine, sessions, lanes, loop, self._copied)
@@ -164,7 +165,7 @@ class Executor:
     def _end(self, result: TransferResult, link: str) -> None:
         if result.fault is not None:
             self.traffic.faults[link, result.fault.value] += 1
-            self._fault_log.failed(link, result.fault, result.detail, self._loop.time())
+            self._faults.failed(link, result.fault, result.detail)
         self._engine.finish(result)
 
     def _ended(self, count: int) -> None:

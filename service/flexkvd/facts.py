@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from flexkv_py.core.blocks import Block, DramCopy, S3Copy, SsdCopy
-from flexkv_py.core.budget import DAY_NS, WriteBudget
 from flexkv_py.core.messages import TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.geometry import ALIGN_BYTES
@@ -29,11 +28,6 @@ def facts_of(state: State) -> dict[str, Any]:
         "demands_waiting": sum(len(waiting) for waiting in state.demands.values()),
         "draining": state.draining,
     }
-
-
-def spent_bytes(budget: WriteBudget, now_ns: int) -> int:
-    """How far writes into a tier are ahead of its daily budget."""
-    return max(0, budget.paid_ns - now_ns) * budget.bytes_per_day // DAY_NS
 
 
 def by_name(counters: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
@@ -83,7 +77,7 @@ def tier_facts(state: State, level: Level) -> dict[str, Any]:
         "down_reason": level.down_reason or (level.last_fault if level.failing else ""),
         "used_bytes": frames.used_pages * ALIGN_BYTES if dram else level.used_bytes,
         "capacity_bytes": frames.total_pages * ALIGN_BYTES if dram else level.capacity_bytes,
-        "evictable_blocks": level.policy.count + level.reclaimable.count,
-        "reclaimable_blocks": level.reclaimable.count,
+        "evictable_blocks": sum(shelf.count for shelf in level.shelves),
+        "reclaimable_blocks": sum(shelf.reclaimable.count for shelf in level.shelves),
         "writes_in_flight": level.writes.count,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import logging
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(*map(str, problems))
     if given.check_config:
         return _say_fine(config, given.config or "the built-in configuration")
+    faulthandler.enable()  # whoever ends a stuck daemon by SIGABRT, as a watchdog does, reads in the log where it stood
     open_files.raise_limit()
     _log_to_stderr(config)
     for warning in preflight.warnings(config):

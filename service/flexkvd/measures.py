@@ -20,7 +20,7 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.sparse import SparseRows
 from flexkv_tiers.base import RemoteStore, WearingStore
 from flexkvd.durations import Durations
-from flexkvd.facts import by_name, facts_of, index_bytes, spent_bytes
+from flexkvd.facts import by_name, facts_of, index_bytes
 from flexkvd.families import PLANNER_COUNTERS, PLANNER_GAUGES, S3_FAMILIES, SSD_FAMILIES, TENANT_FAMILIES, TIER_GAUGES
 from flexkvd.metrics import Samples
 from flexkvd.parts import Parts
@@ -175,12 +175,13 @@ def _ssd_samples(parts: Parts) -> dict[str, Samples]:
     store = parts.stores[Tier.SSD][0] if Tier.SSD in parts.stores else None
     if not isinstance(store, WearingStore):
         return {family.name: {} for family in SSD_FAMILIES}
-    wear, budget = store.wear, parts.planner.state.levels[Tier.SSD].budget
+    wear, state = store.wear, parts.planner.state
+    spent_bytes = state.levels[Tier.SSD].budget.spent_bytes(parts.engine.now_ns())
     return {
         "flexkv_ssd_written_bytes_total": {("new",): wear.new_bytes, ("reclaim",): wear.rewritten_bytes},
         "flexkv_ssd_write_amplification": {(): wear.window_amplification},
-        "flexkv_ssd_budget_bytes_per_day": {(): budget.bytes_per_day},
-        "flexkv_ssd_budget_spent_bytes": {(): spent_bytes(budget, parts.engine.now_ns())},
+        "flexkv_ssd_budget_bytes_per_day": {(): state.levels[Tier.SSD].budget.bytes_per_day},
+        "flexkv_ssd_budget_spent_bytes": {(): spent_bytes},
     }
 
 

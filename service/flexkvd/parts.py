@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flexkv_py import operating
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -28,19 +27,26 @@ from flexkvd.config import Config, read_token
 from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
+from flexkvd.faults import FaultLog
 from flexkvd.frame_check import check_frames
+from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
+from flexkvd.live_rules import LiveRules
 from flexkvd.operations import Operations
-from flexkvd.planning import planner_config
+from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
+from flexkvd.recorder.ring import Recorder
 from flexkvd.requests import Requests
 from flexkvd.reset_log import ResetLog
 from flexkvd.resets import Resets
 from flexkvd.row_path import SHARED, RowPath
 from flexkvd.server import Gate, Server
 from flexkvd.sessions import Sessions
+from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
+from flexkvd.tenant_log import TenantLog
+from flexkvd.tenants import Tenants
 from flexkvd.usage import Usage
 
 BOOT_BYTES = 16
@@ -63,33 +69,48 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
-    usage: Usage
     operations: Operations
+    settings: Settings
+    usage: Usage
+    faults: FaultLog
+    recorder: Recorder
+    tenants: Tenants
 
 
-async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[], int] = time.monotonic_ns) -> Parts:
+async def make_parts(
+    config: Config,
+    stack: AsyncExitStack,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+    inherited: Inherited | None = None,
+) -> Parts:
     """Make everything workers need; what is made is closed by `stack`. Raises FlexKVError.
 
     The directory is locked before the socket answers, so a second daemon serves nobody.
     """
     loop, told = asyncio.get_running_loop(), planner_config(config)
-    gate = Gate.of(config.daemon, os.getuid(), read_token(config.daemon.token_file, "[daemon] token_file"))
+    token = read_token(config.daemon.token_file, "[daemon] token_file")
     boot = secrets.token_bytes(BOOT_BYTES)
     arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told, [operating.handlers])
+    planner = make_planner(told)
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
+    faults, recorder = FaultLog(loop.time), _make_recorder(config, planner, engine, stack)
     codecs = Codecs.make(config, arena)
     stack.push_async_callback(codecs.close)
     await codecs.start()
     readiness = Readiness()
-    stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
+    stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
-    sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
+    usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
+    tenants = Tenants(planner.state, engine, told.quotas, _tenant_log(config))
+    stack.push_async_callback(tenants.close)
+    tenants.go_on()
+    sessions.listen(lambda session: codecs.introduce(session.namespace.digest, session.geometry))
+    sessions.listen(tenants.opened)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
-    executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
+    executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
     shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
     resets = Resets(engine, sessions, shared, _reset_log(config), loop)
     stack.callback(resets.close)
@@ -97,7 +118,18 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    server = _listen(config, requests, sessions, gate, boot, stack)
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
+    stack.callback(listener.close)
+    gate = Gate.of(config.daemon, os.getuid(), token)
+    segment_bytes = config.dram.segment_bytes
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
+    stack.callback(server.close)
+    operations = Operations(engine, planner, sessions, readiness)
+    settings = Settings(config)
+    settings.listen(LiveRules(told, operations))
+    settings.listen(tenants.adopt)
+    operations.tenant_of = tenants.name_of
     return Parts(
         boot=boot,
         planner=planner,
@@ -112,9 +144,22 @@ async def make_parts(config: Config, stack: AsyncExitStack, clock_ns: Callable[[
         resets=resets,
         row_path=row_path,
         lag=lag,
-        usage=Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max),
-        operations=Operations(engine, planner, sessions, readiness),
+        operations=operations,
+        settings=settings,
+        usage=usage,
+        faults=faults,
+        recorder=recorder,
+        tenants=tenants,
     )
+
+
+def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
+    """The flight recorder; it hears of every event from now on, unless it has no room for any."""
+    recorder = Recorder(planner, config.recorder.bytes, engine.now_ns)
+    stack.callback(recorder.close)
+    if config.recorder.bytes:
+        engine.on_event = recorder.note
+    return recorder
 
 
 def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:
@@ -130,10 +175,14 @@ def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[
 
 
 async def _make_stores(
-    config: Config, arena: Arena, codecs: Codecs, engine: Engine, readiness: Readiness, stack: AsyncExitStack
+    config: Config,
+    arena: Arena,
+    codecs: Codecs,
+    listen: Callable[[Tier], StoreEvents],
+    stack: AsyncExitStack,
 ) -> Stores:
     """The tiers below DRAM; the directories of the SSD tier are locked."""
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
+    stores = make_stores(config, arena, codecs, listen)
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
@@ -141,20 +190,17 @@ async def _make_stores(
     return stores
 
 
-def _listen(
-    config: Config, requests: Requests, sessions: Sessions, gate: Gate, boot: bytes, stack: AsyncExitStack
-) -> Server:
-    """The worker socket: from here on workers can connect."""
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode)
-    stack.callback(listener.close)
-    loop, segment_bytes = asyncio.get_running_loop(), config.dram.segment_bytes
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop)
-    stack.callback(server.close)
-    return server
-
-
 def _reset_log(config: Config) -> ResetLog | None:
-    """Where outstanding resets are kept: as configured, else with the SSD tier, which outlives a restart too."""
+    directories = _state_directories(config)
+    return ResetLog(directories) if directories else None
+
+
+def _tenant_log(config: Config) -> TenantLog | None:
+    directories = _state_directories(config)
+    return TenantLog(directories) if directories else None
+
+
+def _state_directories(config: Config) -> list[Path]:
+    """Where what must outlive a restart is kept: as configured, else with the SSD tier, which outlives one too."""
     ssd = config.ssd.directory if config.ssd else ()
-    directories = (config.daemon.state_directory,) if config.daemon.state_directory else ssd
-    return ResetLog([Path(each) for each in directories]) if directories else None
+    return [Path(each) for each in ((config.daemon.state_directory,) if config.daemon.state_directory else ssd)]

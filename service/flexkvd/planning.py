@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from flexkv_py import operating
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
+from flexkv_py.core.planner import Planner
 from flexkv_py.rows.table import RowLimits
-from flexkvd.config import Config, RowPathTable
+from flexkv_py.tenants.owner import Quota
+from flexkvd.config import Config, RowPathTable, TenantTable
 from flexkvd.tier_tables import SsdTable
+
+EXTENSIONS = (operating.handlers,)
+"""What the daemon's planner handles beside its own events."""
+
+
+def make_planner(told: PlannerConfig) -> Planner:
+    """The planner as the daemon runs it, and as a recording of it is replayed."""
+    return Planner(told, EXTENSIONS)
 
 
 def planner_config(config: Config) -> PlannerConfig:
@@ -41,8 +52,15 @@ def planner_config(config: Config) -> PlannerConfig:
         story_events_max=limits.story_events_max,
         hold_ns_max=int(limits.hold_s_max * SECOND_NS),
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
+        tenants_max=limits.tenants_max,
+        quotas={name: quota_of(table) for name, table in config.tenants.items()},
         rows=_row_limits(config.row_path),
     )
+
+
+def quota_of(table: TenantTable) -> Quota:
+    """A tenant's table in the planner's words."""
+    return Quota(table.dram_bytes, table.ssd_bytes, table.s3_bytes, table.weight)
 
 
 def _row_limits(table: RowPathTable) -> RowLimits:

@@ -60,6 +60,7 @@ from flexkvd.tickets import Pages, Ticket, Waiter
 
 EPOCH_MAX = (1 << 64) - 1
 SHARDS_MAX = 1024
+RETENTION_MS_MAX = 1000 * 366 * 86_400_000
 SHARD_MAX = (1 << 32) - 1
 TIERS_BY_WORD = {"dram": Tier.DRAM, "ssd": Tier.SSD, "s3": Tier.S3}
 
@@ -163,13 +164,22 @@ class Requests:
         parent = BlockKey(message.parent) if message.parent else ROOT
         ack = self._tier("ack", message.ack)
         deadline_ns = self._deadline_ns(message.deadline_ms)
-        hints = SaveHints(message.skip_below, message.high_priority)
+        hints = self._hints(message)
         if message.skip_below and ack is not Tier.DRAM:
             raise _bad_argument(f"skip_below keeps a block in DRAM, yet ack asks for {message.ack!r}: drop one of them")
         ticket = self._ticket(session, TicketKind.SAVE, len(keys), memory, pages, ack)
         now_ns = ticket.opened_ns
         self._engine.post(SaveAsked(session.number, ticket.number, keys, parent, deadline_ns, ack, hints, now_ns))
         return self._opened(session, ticket, message.id)
+
+    def _hints(self, message: Save) -> SaveHints:
+        if message.high_priority and message.low_priority:
+            raise _bad_argument("high_priority and low_priority contradict each other: ask for one of them, or neither")
+        if not 0 <= message.retention_ms <= RETENTION_MS_MAX:
+            why = f"retention_ms = {message.retention_ms} is out of range"
+            raise _bad_argument(f"{why}: use 0 (for ever) or milliseconds up to 1,000 years")
+        retention_ns = message.retention_ms * NS_PER_MS
+        return SaveHints(message.skip_below, message.high_priority, message.low_priority, retention_ns)
 
     def _prefetch(self, session: Session, message: Prefetch) -> DaemonMessage:
         keys = self._key_run(message.keys).distinct()

@@ -19,9 +19,10 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.codec import decode_client, encode, request_id
 from flexkv_py.wire.messages import PROTOCOL_VERSION, ClientMessage, Failed, GoingAway, Hello, Welcome
 from flexkv_tiers.open_files import is_out_of_files, out_of_files
-from flexkvd.config import DaemonTable, LimitsTable
+from flexkvd.config import NAME_CHARS_MAX, DaemonTable, LimitsTable
 from flexkvd.connection import Connection, Peer
 from flexkvd.durations import timings
+from flexkvd.faults import FaultLog
 from flexkvd.requests import EPOCH_MAX, SHARD_MAX, Requests
 from flexkvd.sessions import Session, Sessions
 
@@ -31,7 +32,6 @@ ACCEPTS_PER_TURN_MAX = 32
 ACCEPT_PAUSE_S = 0.1
 ACCEPT_WARNING_S = 10.0
 """Clients that cannot be accepted are told in the log once in so long."""
-NAME_CHARS_MAX = 256
 """Longest tenant, instance or client name."""
 ROLES = ("worker", "scheduler")
 
@@ -87,9 +87,11 @@ class Server:
         boot: bytes,
         segment_bytes: int,
         loop: asyncio.AbstractEventLoop,
+        faults: FaultLog | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
         self.request_time = timings()
+        self._faults = faults or FaultLog()
         self._listener = listener
         self._requests = requests
         self._sessions = sessions
@@ -188,6 +190,7 @@ class Server:
         if is_out_of_files(error):
             why = out_of_files("clients have to wait", error)
             self.failures[ErrorCode.OUT_OF_FILES.value] += 1
+            self._faults.refused(why)
         if self._loop.time() >= self._accept_warning_s:
             self._accept_warning_s = self._loop.time() + ACCEPT_WARNING_S
             log.warning("cannot accept a client: %s", why)
@@ -263,6 +266,7 @@ class Server:
 
     def _fail(self, connection: Connection, request: int, error: FlexKVError) -> None:
         self.failures[error.code.value] += 1
+        self._faults.refused(error)
         retry_after_ms = round((error.retry_after_s or 0.0) * 1000)
         with contextlib.suppress(FlexKVError):
             connection.send(encode(Failed(request, error.code.value, error.message, retry_after_ms)))

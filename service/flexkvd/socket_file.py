@@ -22,26 +22,30 @@ BACKLOG = 512
 
 @dataclass(frozen=True)
 class Listener:
-    """A listening, non-blocking socket and its file."""
+    """A listening, non-blocking socket and its file; `inode` is None where the file is not ours to remove."""
 
     socket: socket.socket
     path: str
-    inode: int
+    inode: int | None
 
     def close(self) -> None:
         """Stop listening and remove the file, unless another daemon's stands there by now. Idempotent."""
         self.socket.close()
+        if self.inode is None:
+            return
         with contextlib.suppress(OSError):
             if os.stat(self.path, follow_symlinks=False).st_ino == self.inode:
                 os.unlink(self.path)
 
 
-def listen(path: str, mode: int) -> Listener:
-    """Bind and listen on `path`, with that file mode.
+def listen(path: str, mode: int, given: socket.socket | None = None) -> Listener:
+    """Bind and listen on `path`, with that file mode; or use the socket `given`, whose file is its maker's.
 
     A file left behind by a dead daemon is replaced. Raises FlexKVError: ALREADY_RUNNING when somebody
     listens there, BAD_SOCKET_PATH when no socket can be made there.
     """
+    if given is not None:
+        return Listener(given, path, None)
     check_path(path, "the socket")
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -57,6 +57,7 @@ class SsdTable:
         "Written per day at most, but for saves that insist on SSD; 0: no limit. A start begins with an hour's share.",
         0,
         high=1 << 60,
+        live=True,
     )
     direct_io: bool = key(Kind.SWITCH, "Bypass the page cache where the file system allows.", True)
     threads: int = key(Kind.COUNT, "Threads that read and write.", 8, low=1, high=64)

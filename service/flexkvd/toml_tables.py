@@ -43,6 +43,7 @@ class Key:
     low: float = 0
     high: float = 0
     choices: tuple[str, ...] = ()
+    live: bool = False  # may change while the daemon runs
 
     @property
     def accepted(self) -> str:
@@ -86,11 +87,12 @@ def key(
     low: float = 0,
     high: float = 0,
     choices: tuple[str, ...] = (),
+    live: bool = False,
 ) -> Any:
     """A dataclass field that is read from TOML; without `default` the key must be given. Of a text, `low` is its
-    least length.
+    least length. What is `live` may change while the daemon runs: readers ask `settings` each time, or listen to it.
     """
-    return field(default=default, metadata={"key": Key(kind, doc, low, high, choices)})
+    return field(default=default, metadata={"key": Key(kind, doc, low, high, choices, live)})
 
 
 def keys_of(table: type[Table]) -> Iterable[tuple[Field[Any], Key]]:

@@ -11,6 +11,7 @@ import pytest
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import SessionOpened, Tier
 from flexkv_py.core.planner import Planner
+from flexkv_py.core.policies import Policy
 from flexkv_py.core.state import State
 from flexkv_py.keys import BlockKey
 from flexkv_py.operating.extension import Operating
@@ -42,6 +43,12 @@ class OperatorBench(Bench):
     @property
     def state(self) -> State:
         return self.planner.state
+
+    @property
+    def order(self) -> Policy:
+        """Of the one tenant's copies in DRAM."""
+        [shelf] = self.state.dram.shelves
+        return shelf.policy
 
     def ask(self, event: Any, answer: type) -> Any:
         """The one answer to a request; a refusal is one too."""

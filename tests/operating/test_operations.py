@@ -120,7 +120,7 @@ def test_a_block_used_while_an_eviction_gathers_is_no_end_of_it(benches: Any) ->
     keys = saved(bench, 600)
     bench.numbers += 1
     bench.post(OperationAsked(bench.numbers, EVICT, Choice(), Tier.DRAM, 100 * SECOND, bench.now_ns))
-    hand = next(order.hand for order in bench.state.dram.policy.lists if order.hand is not None)
+    hand = next(order.hand for order in bench.order.lists if order.hand is not None)
     bench.load([hand.block.key])
     bench.settle_copies()
     bench.quiet()

@@ -29,13 +29,13 @@ def test_all_copies_move_into_the_new_order(benches: Any, old: str, new: str) ->
     bench, keys = many(benches, policy=old)
     bench.change(Rules(policy=new))
     if old != new:
-        assert isinstance(bench.state.dram.policy, Moving)
+        assert isinstance(bench.order, Moving)
         bench.tick()
         assert bench.match(keys).length == BLOCKS
-        assert bench.state.dram.policy.count == BLOCKS
+        assert bench.order.count == BLOCKS
     bench.quiet()
-    assert type(bench.state.dram.policy) is POLICIES[new]
-    assert bench.state.dram.policy.count == BLOCKS
+    assert type(bench.order) is POLICIES[new]
+    assert bench.order.count == BLOCKS
     assert bench.match(keys).length == BLOCKS
 
 
@@ -50,7 +50,7 @@ def test_the_order_of_use_survives(benches: Any) -> None:
         bench.settle()
     bench.quiet()
     expected = [key for key in reversed(keys) if key not in used]  # a chain's tail is touched first
-    policy, order = bench.state.dram.policy, []
+    policy, order = bench.order, []
     while (copy := policy.coldest()) is not None:
         copy.queue.remove(copy)
         order.append(copy)
@@ -80,7 +80,7 @@ def test_a_second_change_comes_after_the_first(benches: Any) -> None:
     bench.change(Rules(policy="s3fifo"))
     bench.change(Rules(policy="adaptive"))
     bench.quiet()
-    assert type(bench.state.dram.policy) is POLICIES["adaptive"]
+    assert type(bench.order) is POLICIES["adaptive"]
 
 
 def test_gates_and_watermarks_hold_from_now_on(benches: Any) -> None:

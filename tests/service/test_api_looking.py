@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from flexkv_py.client import Client
+from flexkv_py.errors import FlexKVError
 from flexkvd.api import shapes
 
 from .conftest import GEOMETRY, DaemonThread, Worker
@@ -104,3 +105,20 @@ def test_what_is_not_there_is_not_found(tiered: DaemonThread) -> None:
             assert (refused.status_code, refused.json()["code"]) == (404, "not_found"), path
         assert api.get("/v1/tiers/tape").status_code == 400
         assert api.delete("/v1/jobs/99").status_code == 404
+
+
+def test_faults_and_the_recorder_are_answered(tiered: DaemonThread) -> None:
+    """A refused request is among the faults; a dump is a file, and the recorder says that it was taken."""
+    with over(tiered.admin) as api, Client(tiered.socket, GEOMETRY) as client:
+        worker = Worker(client)
+        with pytest.raises(FlexKVError):
+            client.load([b"\0" * 16], [4096, 4097], worker.memory)
+        [fault] = api.get("/v1/faults?limit=5").json()["faults"]
+        assert (fault["what"], fault["count"], fault["age_s"] >= 0) == ("request: page_out_of_range", 1, True)
+        before = api.get("/v1/recorder").json()
+        assert before["events"] > 0
+        assert (before["complete"], before["dumps"]) == (True, 0)
+        dump = api.post("/v1/recorder/dump")
+        assert dump.headers["content-type"] == "application/octet-stream"
+        assert len(dump.content) > 100
+        assert api.get("/v1/recorder").json()["dumps"] == 1

@@ -53,6 +53,12 @@ class Process:
             time.sleep(0.01)
         pytest.fail(self.log.read_text())
 
+    def wait_logged(self, words: str) -> None:
+        end = time.monotonic() + 20
+        while words not in self.log.read_text():
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.01)
+
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
         return self.process.wait(20)
@@ -115,14 +121,20 @@ def test_the_socket_answers_within_a_second_of_the_start(spawn: Callable[[], Pro
         assert process.end(signal.SIGTERM) == 0
 
 
-def test_sighup_changes_nothing(spawn: Callable[[], Process]) -> None:
-    """SIGHUP is logged and the daemon serves on."""
+def test_sighup_reloads(spawn: Callable[[], Process]) -> None:
+    """SIGHUP does what may change, names what waits for a restart, and a file that is refused changes nothing."""
     process = spawn()
+    good = process.config.read_text()
+    process.config.write_text(good.replace("drain_s = 5", 'drain_s = 3\nlog_level = "debug"\nsocket_mode = 0o600'))
     process.process.send_signal(signal.SIGHUP)
+    process.wait_logged("reloaded: daemon.drain_s, daemon.log_level changed; only a restart changes daemon.socket_mode")
+    process.config.write_text(good.replace("drain_s = 5", "drain_s = -1"))
+    process.process.send_signal(signal.SIGHUP)
+    process.wait_logged("the configuration stays as it is")
     with Client(process.socket, GEOMETRY) as client:
         client.ping()
     assert process.end(signal.SIGINT) == 0
-    assert "nothing can be reloaded" in process.log.read_text()
+    assert "draining for at most 3 s" in process.log.read_text()
 
 
 def test_a_second_daemon_refuses_to_start(spawn: Callable[[], Process], tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class Effort:
         self._operations = operations
         self._blocks_max = blocks_max
         self._potential = 0
+        self._expired = 0
         self._refused = 0  # staged blocks that did not reach S3
         self._slack = 0  # by how much the potential may yet grow before the next event from outside
         self._refusals_left = 0  # of blocks that are set aside for S3 by then
@@ -77,7 +78,9 @@ class Effort:
         refused = state.counters.get(("not_staged", "s3"), 0)
         grown, turned_away = potential + len(writes) - self._potential, refused - self._refused
         self._potential, self._refused = potential, refused
-        if not _is_inside(event):
+        expired = sum(count for (name, _), count in state.counters.items() if name == "expired")
+        ended, self._expired = expired - self._expired, expired  # blocks whose time was over: asked for long ago
+        if ended or not _is_inside(event):
             self._refusals_left = sum(want.staged is not None for want in live_demands(state))
             self._slack = (
                 SLACK_PER_DEMAND * (_demanded(state) + operated + self._under_way()) + WEIGHT_DRAM * self._refusals_left
@@ -189,7 +192,7 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
         below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
         return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
-    return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
+    return 0 if paid_for and copy.stands_ready else weight
 
 
 def _slices(state: State) -> int:

@@ -61,6 +61,7 @@ from tests.sim.oracle import Oracle
 from tests.sim.rows import RowTraffic
 from tests.sim.settings import make_config
 from tests.sim.stores import Bucket, Disk
+from tests.sim.tenants import Tenants
 from tests.sim.violation import Violation
 from tests.sim.whims import Whims
 from tests.sim.wishes import Wishes
@@ -94,9 +95,9 @@ class World:
         self._wish_chance = random.Random(seed)  # likewise
         self._wish_gap_ns = self._wish_chance.choice((0, 0, 200, 2000)) * MICROSECOND
         self._row_gap_ns = self._row_chance.choice((0, 0, 100, 1000)) * MICROSECOND
-        self.config: PlannerConfig = make_config(
-            self.chance, self._row_chance, [space.spec for space in self.namespaces]
-        )
+        specs = [space.spec for space in self.namespaces]
+        self.tenants = Tenants(seed, specs)
+        self.config: PlannerConfig = make_config(self.chance, self._row_chance, specs, self.tenants)
         self.faults = Faults(self.chance)
         self.stores: dict[Tier, Disk | Bucket] = {}
         if Tier.SSD in self.config.tiers:
@@ -154,6 +155,7 @@ class World:
         at_once = due is not None and due <= self.planner.state.now_ns
         instructions = self.planner.handle(event)
         self.effort.note(event, instructions, at_once=at_once)
+        self.tenants.check(self, event)
         if instructions:
             self.digest.update(repr(instructions).encode())
         for instruction in instructions:
@@ -174,7 +176,7 @@ class World:
     def _check_orders(self) -> None:
         """Each list, walked from its oldest, leads to its newest and has as many copies as it says."""
         for level in self.planner.state.levels.values():
-            for order in (level.reclaimable, *level.policy.lists):
+            for order in (order for shelf in level.shelves for order in shelf.lists):
                 count, last, copy = 0, None, order.oldest
                 while copy is not None and count <= order.count:
                     if copy.queue is not order or copy.older is not last:
@@ -261,7 +263,8 @@ class World:
     def open_session(self, namespace: Namespace, shard: int, instance: str = "") -> Client:
         number = self.next_number()
         client = self.clients[number] = Client(number, namespace, shard)
-        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns, instance))
+        tenant = self.tenants.tenant(namespace.digest)
+        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns, instance, tenant))
         return client
 
     def close_session(self, client: Client) -> None:
@@ -338,6 +341,7 @@ class World:
             LoseSession: self.rows.lost,
             **self.wishes.answers(),
         }
+        self.tenants.begin_life(self)
         for tier, store in self.stores.items():
             if tier in self._down:
                 self.post(TierChanged(tier, False, "planned", self.now_ns))

@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 from contextlib import AsyncExitStack
+from typing import Any
 
 from flexkv_py.core.planner import Planner
 from flexkvd import daemon
@@ -24,9 +25,9 @@ log = logging.getLogger(__name__)
 make_parts = daemon.make_parts
 
 
-async def make_recounting_parts(config: Config, stack: AsyncExitStack) -> Parts:
+async def make_recounting_parts(config: Config, stack: AsyncExitStack, **options: Any) -> Parts:
     """The daemon's parts, with a signal handler beside them."""
-    parts = await make_parts(config, stack)
+    parts = await make_parts(config, stack, **options)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, recount, parts.planner)
     return parts
 

@@ -8,14 +8,23 @@ from typing import cast
 from fastapi import FastAPI
 
 import flexkv_py
-from flexkvd.api import blocks, errors, health, jobs, looking
+from flexkvd.api import blocks, dashboard, errors, health, jobs, looking, recorder, running_config, tenants
 from flexkvd.api.description import describe
 from flexkvd.api.guard import Guard
 from flexkvd.api.limits import ApiLimits
 from flexkvd.api.tokens import Tokens
 from flexkvd.control import Operator
 
-ROUTERS = (health.router, looking.router, blocks.router, jobs.router)
+ROUTERS = (
+    health.router,
+    looking.router,
+    blocks.router,
+    jobs.router,
+    tenants.router,
+    running_config.router,
+    recorder.router,
+    dashboard.router,
+)
 DESCRIPTION = """\
 Looks into a running flexkvd and tells it what an operator wants. Errors are a status with `{"code", "message"}`;
 docs/errors.md has cause and cure of each code. With tokens configured, `Authorization: Bearer …` is asked for: a token

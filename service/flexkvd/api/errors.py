@@ -47,6 +47,7 @@ _MEANINGS = {
     409: ("The daemon's present state does not allow it.", "tier_unavailable", "this daemon is configured without s3"),
     413: ("The body is too large.", "message_too_large", "the body has more than 1048576 bytes: send fewer keys"),
     429: ("Too much at once; see Retry-After.", "throttled", "more than 200 requests a second: ask less often"),
+    501: ("This daemon is configured without it.", "unsupported", "the flight recorder is off: set [recorder] bytes"),
     503: ("Not ready.", "not_ready", "wait until /readyz answers 200"),
 }
 ALWAYS = (400, 401, 429)

@@ -12,6 +12,7 @@ from flexkvd.api.errors import failures
 from flexkvd.api.shapes import TierWord
 from flexkvd.control import Operator
 from flexkvd.control.samples import PERIOD_S, SAMPLES_MAX
+from flexkvd.faults import RECENT_MAX
 
 EVENTS_TYPE = "text/event-stream"
 _EVENTS_EXAMPLE = 'event: job\ndata: {"id": 12, "kind": "flush", "state": "running"}\n\n'
@@ -20,6 +21,7 @@ Number = Annotated[int, Path(ge=1, le=(1 << 53) - 1, description="Its number.")]
 LastSeconds = Annotated[
     float, Query(gt=0, le=SAMPLES_MAX * PERIOD_S, allow_inf_nan=False, description="How far back, in seconds.")
 ]
+FaultLimit = Annotated[int, Query(ge=1, le=RECENT_MAX, description="At most so many.")]
 
 
 def router(operator: Operator) -> APIRouter:
@@ -74,6 +76,11 @@ def _add_history(routes: APIRouter, operator: Operator) -> None:
         """One sample a second, kept for a quarter of an hour: running totals, whose differences are rates."""
         whole = b'{"samples":%b}' % operator.sampler.since(last_s)
         return Response(whole, media_type="application/json", headers=_NO_STORE)
+
+    @routes.get("/faults", summary="What went wrong lately", response_model=shapes.Faults, responses=failures())
+    async def faults(limit: FaultLimit = 100) -> dict[str, Any]:
+        """Failed transfers, tiers that went down, coded errors of requests; the newest first, of a kind together."""
+        return {"faults": operator.faults.recent(limit)}
 
     stream: dict[int | str, dict[str, Any]] = {
         200: {

@@ -28,10 +28,15 @@ class ApiTable:
     )
     tls_key_file: str = key(Kind.TEXT, "PEM file of the certificate's private key, without a passphrase.", "")
     requests_per_s_max: float = key(
-        Kind.NUMBER, "Requests a second, twice as many in a burst; more are answered 429.", 200.0, low=1, high=100_000
+        Kind.NUMBER,
+        "Requests a second, twice as many in a burst; more are answered 429.",
+        200.0,
+        low=1,
+        high=100_000,
+        live=True,
     )
     body_bytes_max: int = key(
-        Kind.SIZE, "Size of a request's body; a larger one is answered 413.", MIB, low=KIB, high=64 * MIB
+        Kind.SIZE, "Size of a request's body; a larger one is answered 413.", MIB, low=KIB, high=64 * MIB, live=True
     )
     connections_max: int = key(Kind.COUNT, "Open connections; more are answered 429 and closed.", 64, low=1, high=4096)
     jobs_running_max: int = key(Kind.COUNT, "Jobs that run at a time; others wait for their turn.", 8, low=1, high=64)

@@ -13,8 +13,10 @@ from typing import Any
 import flexkv_py
 from flexkvd.api.limits import ApiLimits
 from flexkvd.api.table import ApiTable
+from flexkvd.config import Config
 from flexkvd.control.blocks import Blocks
 from flexkvd.control.feed import Feed
+from flexkvd.control.notable import Notable
 from flexkvd.control.policies import policy_facts
 from flexkvd.control.samples import Sampler
 from flexkvd.control.sessions import SessionFacts
@@ -38,9 +40,15 @@ class Operator:
         self.feed = Feed()
         self.tiers = Tiers(parts)
         self.sessions = SessionFacts(parts)
+        self.notable = Notable(parts)
         self.sampler = Sampler(parts, self.tiers, self.feed)
         self.limits = ApiLimits(table.requests_per_s_max, table.body_bytes_max)
         self.jobs = Jobs(asyncio.get_running_loop(), table.jobs_running_max)
+        self.settings = parts.settings
+        self.settings.listen(self._adopt)
+        self.faults = parts.faults
+        self.recorder = parts.recorder
+        self.tenants = parts.tenants
         self.blocks = Blocks(parts)
         self.work = Work(parts, self.jobs)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))
@@ -88,6 +96,10 @@ class Operator:
 
     def policy(self) -> dict[str, Any]:
         return policy_facts(self._parts.planner.state)
+
+    def _adopt(self, config: Config) -> None:
+        self.limits.requests_per_s_max = config.api.requests_per_s_max
+        self.limits.body_bytes_max = config.api.body_bytes_max
 
     async def close(self) -> None:
         """Let listeners go and end all jobs."""

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from flexkv_py.core.policies import POLICIES
 from flexkv_py.core.policies.adaptive import Adaptive
 from flexkv_py.core.policies.base import Policy
-from flexkv_py.core.state import State
+from flexkv_py.core.state import Level, State
+from flexkv_py.operating.rules import Moving
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.sparse import SparseRows
 
 
 def policy_facts(state: State) -> dict[str, Any]:
     """Eviction orders by tier, what admits blocks below, and the row policy's record."""
-    words = {policy: word for word, policy in POLICIES.items()}
-    tiers = [
-        {
-            "tier": level.word,
-            "policy": words[type(level.policy)],
-            "lists": {
-                "cold": level.policy.cold.count + level.reclaimable.count,
-                "once": level.policy.once.count,
-                "again": level.policy.again.count,
-            },
-            "parameters": _parameters(level.policy),
-        }
-        for level in state.levels.values()
-    ]
+    tiers = [{"tier": level.word, **_order(state, level)} for level in state.levels.values()]
     return {
         "tiers": tiers,
         "admission": {level.word: level.hits_min for level in state.below},
@@ -35,8 +22,28 @@ def policy_facts(state: State) -> dict[str, Any]:
     }
 
 
-def _parameters(policy: Policy) -> dict[str, float]:
-    return {"share_for_once": policy.duel.best.share} if isinstance(policy, Adaptive) else {}
+def _order(state: State, level: Level) -> dict[str, Any]:
+    """The eviction orders of all tenants together; what is learnt, of the fullest. High priority counts as `again`.
+
+    While copies move into another order, those still on their way stand in its lists.
+    """
+    shelves = level.shelves
+    parts = [part for shelf in shelves for part in _parts(shelf.policy)]
+    fullest = level.ranking.fullest()
+    wanted = None if fullest is None else _parts(fullest.policy)[-1]
+    return {
+        "policy": state.config.policy,
+        "lists": {
+            "cold": sum(shelf.reclaimable.count for shelf in shelves) + sum(part.cold.count for part in parts),
+            "once": sum(part.once.count for part in parts),
+            "again": sum(part.again.count for part in parts) + sum(shelf.high.count for shelf in shelves),
+        },
+        "parameters": {"share_for_once": wanted.duel.best.share} if isinstance(wanted, Adaptive) else {},
+    }
+
+
+def _parts(policy: Policy) -> tuple[Policy, ...]:
+    return (policy.old, policy.new) if isinstance(policy, Moving) else (policy,)
 
 
 def guesses(state: State) -> dict[str, int]:

@@ -15,13 +15,14 @@ import msgspec
 
 from flexkvd.control.feed import Feed
 from flexkvd.control.policies import guesses
-from flexkvd.control.quantiles import quantile_s
 from flexkvd.control.tiers import COPY_LINKS, COUNTED, Tiers
+from flexkvd.durations import Durations, quantiles
 from flexkvd.facts import tier_facts
 from flexkvd.parts import Parts
 
 PERIOD_S = 1.0
 SAMPLES_MAX = 900
+FAULTS_PER_SAMPLE_MAX = 8
 LAG_WINDOW_MAX = 60
 """Samples over which the lag of the loop is looked at."""
 
@@ -34,6 +35,7 @@ class Sampler:
         self._tiers = tiers
         self._feed = feed
         self._samples: deque[tuple[float, bytes]] = deque(maxlen=SAMPLES_MAX)
+        self._faults_told = parts.faults.total
         self._lags: deque[list[int]] = deque(maxlen=LAG_WINDOW_MAX)
 
     async def run(self) -> None:
@@ -50,6 +52,14 @@ class Sampler:
         encoded = msgspec.json.encode(self.sample())
         self._samples.append((time.time(), encoded))
         self._feed.tell("sample", msgspec.Raw(encoded))
+        self._tell_faults()
+
+    def _tell_faults(self) -> None:
+        """What went wrong since the last look, oldest first; of a burst the newest only."""
+        faults = self._parts.faults
+        new, self._faults_told = faults.total - self._faults_told, faults.total
+        for fault in reversed(faults.recent(min(new, FAULTS_PER_SAMPLE_MAX))):
+            self._feed.tell("fault", fault)
 
     def since(self, last_s: float) -> bytes:
         """The samples of the last so many seconds, oldest first, as the JSON list they are answered in."""
@@ -100,4 +110,7 @@ class Sampler:
         counts = list(self._parts.lag.lag.counts)
         before = self._lags[0] if self._lags else [0] * len(counts)
         self._lags.append(counts)
-        return quantile_s([now - then for now, then in zip(counts, before, strict=True)], 0.99)
+        lately = Durations()
+        lately.counts = [now - then for now, then in zip(counts, before, strict=True)]
+        found = quantiles([lately])
+        return None if found is None else found["p99"]

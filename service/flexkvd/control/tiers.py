@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flexkv_py.core.messages import MoveKind, TicketKind, Tier
+from flexkv_py.core.messages import MoveKind, Tier
 from flexkv_py.core.state import Level
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd.control.quantiles import quantiles
-from flexkvd.durations import Durations
-from flexkvd.facts import spent_bytes, tier_facts
+from flexkvd.durations import Durations, quantiles
+from flexkvd.facts import tier_facts
 from flexkvd.links import Link
 from flexkvd.parts import Parts
 
-COPY_LINKS = {"worker_dram": TicketKind.SAVE, "dram_worker": TicketKind.LOAD}
-"""Copies between workers and DRAM, which have lanes instead of a queue, and the tickets that make them."""
+COPY_LINKS = {"worker_dram": ("save",), "dram_worker": ("load",)}
+"""Copies between workers and DRAM, with the operations they belong to."""
 COUNTED = ("hits", "promotions", "demotions", "evictions")
 
 
@@ -43,7 +42,7 @@ class Tiers:
 
     def blocks_in(self, level: Level) -> int:
         """Copies that stand in the tier's order or are being written; those being read are in neither."""
-        return level.policy.count + level.reclaimable.count + level.writes.count
+        return sum(shelf.count for shelf in level.shelves) + level.writes.count
 
     def _of(self, level: Level) -> dict[str, Any]:
         parts, tier = self._parts, level.tier
@@ -76,22 +75,13 @@ class Tiers:
         for (name, _), count in traffic.faults.items():
             faults[name] += count
         if tier is Tier.DRAM:
-            took = self._parts.executor.copies.copy_time
+            took = self._parts.executor.copies.copy_time.items()
             return [
-                _link(
-                    name,
-                    None,
-                    traffic.bytes[name],
-                    faults[name],
-                    [each for (by, _), each in took.items() if by == kind],
-                )
-                for name, kind in COPY_LINKS.items()
+                {**_facts(name, traffic.bytes[name], faults[name]), "seconds": _quantiles(_of_words(took, kinds))}
+                for name, kinds in COPY_LINKS.items()
             ]
         links = [self._parts.executor.links[tier, kind] for kind in MoveKind]
-        return [
-            _link(link.name, link, traffic.bytes[link.name], faults[link.name], link.move_time.values())
-            for link in links
-        ]
+        return [_link(link, traffic.bytes[link.name], faults[link.name]) for link in links]
 
     def _hbm(self) -> dict[str, Any]:
         """What workers of the row path report; rooms and bytes of HBM are theirs, not ours to know."""
@@ -117,19 +107,31 @@ class Tiers:
         }
 
 
-def _link(name: str, link: Link | None, moved_bytes: int, faults: int, took: Iterable[Durations]) -> dict[str, Any]:
-    """`link` is None for copies between workers and DRAM; `took` has what moves took, by priority."""
+def _facts(name: str, moved_bytes: int, faults: int) -> dict[str, Any]:
+    """A link without a queue: copies between workers and DRAM have lanes instead."""
+    counts = dict.fromkeys(("waiting", "running", "running_bytes", "dropped"), 0)
+    return {"link": name, "bytes": moved_bytes, **counts, "faults": faults, "queue_s": _quantiles(())}
+
+
+def _link(link: Link, moved_bytes: int, faults: int) -> dict[str, Any]:
     return {
-        "link": name,
-        "bytes": moved_bytes,
-        "waiting": link.waiting if link else 0,
-        "running": link.running if link else 0,
-        "running_bytes": link.running_bytes if link else 0,
-        "dropped": link.dropped if link else 0,
-        "faults": faults,
-        "queue_s": quantiles(link.queue_time.values() if link else ()),
-        "seconds": quantiles(took),
+        **_facts(link.name, moved_bytes, faults),
+        "waiting": link.waiting,
+        "running": link.running,
+        "running_bytes": link.running_bytes,
+        "dropped": link.dropped,
+        "queue_s": _quantiles(link.queue_time.values()),
+        "seconds": _quantiles(link.move_time.values()),
     }
+
+
+def _of_words(took: Iterable[tuple[tuple[str, ...], Durations]], words: tuple[str, ...]) -> list[Durations]:
+    """Those of these operations, whatever their priority."""
+    return [durations for labels, durations in took if labels[0] in words]
+
+
+def _quantiles(of: Iterable[Durations]) -> dict[str, float | None]:
+    return {"p50": None, "p99": None, **(quantiles(of) or {})}
 
 
 def _breaker(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,6 +148,6 @@ def _wear(parts: Parts, status: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "written_bytes": status["written_bytes"],
         "budget_bytes_per_day": budget.bytes_per_day,
-        "spent_bytes": spent_bytes(budget, parts.engine.now_ns()),
+        "spent_bytes": budget.spent_bytes(parts.engine.now_ns()),
         "write_amplification": status["write_amplification"],
     }

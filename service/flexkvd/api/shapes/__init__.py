@@ -17,6 +17,7 @@ from flexkvd.api.shapes.blocks import (
     UnpinBody,
     UnpinReport,
 )
+from flexkvd.api.shapes.configuration import Configuration, ConfigurationChange, Setting
 from flexkvd.api.shapes.history import (
     CopyCounts,
     Fault,
@@ -26,6 +27,7 @@ from flexkvd.api.shapes.history import (
     LinkSample,
     Matched,
     Policy,
+    RecorderFacts,
     RowPolicy,
     Sample,
     Samples,
@@ -63,6 +65,7 @@ from flexkvd.api.shapes.looking import (
     Tiers,
     Wear,
 )
+from flexkvd.api.shapes.tenants import Quota, QuotaBody, Tenant, Tenants
 
 __all__ = [
     "Alive",
@@ -73,6 +76,8 @@ __all__ = [
     "BlockPage",
     "Body",
     "Breaker",
+    "Configuration",
+    "ConfigurationChange",
     "CopyCounts",
     "Deadline",
     "DemoteBody",
@@ -100,7 +105,10 @@ __all__ = [
     "Policy",
     "PrefetchBody",
     "Quantiles",
+    "Quota",
+    "QuotaBody",
     "Readiness",
+    "RecorderFacts",
     "RegisteredMemory",
     "RowPolicy",
     "Sample",
@@ -110,11 +118,14 @@ __all__ = [
     "SessionDetail",
     "SessionFacts",
     "Sessions",
+    "Setting",
     "Shape",
     "State",
     "Status",
     "Story",
     "StoryEvent",
+    "Tenant",
+    "Tenants",
     "Ticket",
     "Tier",
     "TierPolicy",

@@ -44,7 +44,7 @@ class Shape(BaseModel):
 class Body(BaseModel):
     """What is sent: nothing beyond the fields named."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Failure(Shape):

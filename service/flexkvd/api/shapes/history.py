@@ -113,3 +113,14 @@ class Policy(Shape):
     row_policy: RowPolicy = said(
         {"name": "lru", "requests": 0, "predicted": 0, "came_true": 0, "kinds": []}, "Of the row path."
     )
+
+
+class RecorderFacts(Shape):
+    """What the flight recorder holds."""
+
+    events: int = said(1_200_000, "Events of the planner.")
+    bytes: int = said(41_000_000, "What they take.")
+    capacity_bytes: int = said(64 << 20, "`[recorder] bytes`; 0: nothing is recorded.")
+    complete: bool = said(True, "Everything since the start: only then a replay begins at birth.")
+    since_s: float = said(86_400.0, "Seconds since the oldest of them.")
+    dumps: int = said(0, "Dumps taken in this life of the daemon.")

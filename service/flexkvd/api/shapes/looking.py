@@ -24,7 +24,7 @@ class Readiness(Shape):
 class Quantiles(Shape):
     """Read off a histogram's buckets."""
 
-    p50: float | None = said(0.0007, "Half took no longer, in seconds; null before the first.")
+    p50: float | None = said(0.0007, "Half took no longer, in seconds (the bound of a bucket); null before the first.")
     p99: float | None = said(0.004, "99 of 100 took no longer, in seconds; null before the first.")
 
 

@@ -1,0 +1,31 @@
+"""Rules of the planner that the running configuration changes: told to it when they do. Listens to `settings`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from flexkv_py.core.config import PlannerConfig
+from flexkv_py.operating.messages import Rules
+from flexkvd.config import Config
+from flexkvd.operations import Operations
+from flexkvd.planning import planner_config
+
+
+class LiveRules:
+    """Called with every configuration to come; remembers what the planner was told last."""
+
+    def __init__(self, told: PlannerConfig, operations: Operations) -> None:
+        self._told = told
+        self._operations = operations
+
+    def __call__(self, config: Config) -> None:
+        wanted = planner_config(config)
+        if (rules := rules_between(self._told, wanted)) != Rules():
+            self._operations.change(rules)
+        self._told = wanted
+
+
+def rules_between(before: PlannerConfig, after: PlannerConfig) -> Rules:
+    """What of the rules is another afterwards; the rest stays as it is, the debt of a write budget too."""
+    names = [each.name for each in fields(Rules) if hasattr(after, each.name)]
+    return Rules(**{name: getattr(after, name) for name in names if getattr(before, name) != getattr(after, name)})
