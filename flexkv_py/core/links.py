@@ -7,11 +7,12 @@ bounded slices; while slices are left, match walks instead of bisecting (see `ma
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block
+from flexkv_py.core.blocks import Block, CopyState
 from flexkv_py.core.state import State
 from flexkv_py.keys import ROOT
 
 RELINK_SLICE_MAX = 256
+ANCESTORS_MAX = 64
 
 
 def settle(state: State, block: Block) -> None:
@@ -63,6 +64,20 @@ def relink_slice(state: State, blocks_max: int = RELINK_SLICE_MAX) -> None:
         if not queue:
             return
         relink(state, queue.popleft())  # one that is gone meanwhile has no copy, so no link to change
+
+
+def is_orphan(block: Block) -> bool:
+    """Whether nothing under way will link it: copies of one save end in any order, children before their parents."""
+    for _ in range(ANCESTORS_MAX):
+        if block.linked or block.parent == ROOT:
+            return False
+        parent = block.index.blocks.get(block.parent)
+        if parent is None:
+            return True
+        if not parent.ready:
+            return all(copy.state is not CopyState.FILLING for copy in parent.copies())
+        block = parent
+    return False  # as far as we look
 
 
 def _cool(state: State, block: Block) -> None:

@@ -7,7 +7,7 @@ not in the state would be made twice.
 from __future__ import annotations
 
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, DramCopy
-from flexkv_py.core.links import settle
+from flexkv_py.core.links import is_orphan, settle
 from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.placement import is_below, judge
 from flexkv_py.core.state import State
@@ -71,7 +71,7 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
             state.levels[copy.tier].reclaimable.push_newest(copy)
         else:
             policy = state.levels[copy.tier].policy
-            (policy.cool if cold or not copy.block.linked else policy.add)(copy)
+            (policy.cool if cold or is_orphan(copy.block) else policy.add)(copy)
 
 
 def evict(state: State, copy: Copy, why: str) -> None:

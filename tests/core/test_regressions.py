@@ -323,3 +323,37 @@ def test_an_object_met_again_while_its_namespace_is_reset_is_dropped_again(bench
     bench.settle()
     bench.post(RecoveryFinished(Tier.S3, 0))
     assert answers(bench) == 1
+
+
+def test_a_child_that_is_saved_before_its_parent_is_not_the_first_victim(benches):
+    """Copies of one save end in any order: a child acknowledged while its parent is still copied is no orphan."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=9 * RECORD_BYTES, policy="lru", dram_segments=16)
+    old, new = chain(6, "old"), chain(2, "new")
+    bench.save(old, ack=Tier.SSD)
+    bench.settle()
+    bench.save(new, ack=Tier.SSD)
+    by_key = {each.key: each.transfer for [copies] in bench.running.values() for each in copies.blocks}
+    bench.finish(by_key[new[1]])
+    [write] = bench.moves(MoveKind.DEMOTE)
+    assert write.block.key == new[1]
+    bench.finish(write.transfer)
+    for round_ in range(2):
+        bench.save(chain(1, f"other{round_}"), ack=Tier.SSD)
+        bench.settle()
+    assert bench.copy(new[1], Tier.SSD) is not None
+    assert bench.match(new).length == 2
+
+
+def test_a_child_whose_parent_is_nowhere_is_the_first_victim(benches):
+    """An orphan cannot be matched, so its room is the first to be taken."""
+    bench = benches(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=9 * RECORD_BYTES, policy="lru", dram_segments=16)
+    old, lone = chain(6, "old"), chain(3, "lone")
+    bench.save(old, ack=Tier.SSD)
+    bench.settle()
+    bench.save(lone[1:], parent=lone[0], ack=Tier.SSD)
+    bench.settle()
+    for round_ in range(2):
+        bench.save(chain(1, f"other{round_}"), ack=Tier.SSD)
+        bench.settle()
+    assert [bench.copy(key, Tier.SSD) for key in lone[1:]] == [None, None]
+    assert bench.match(old).length == 6
