@@ -107,7 +107,11 @@ class SaveHints:
     skip_below: bool = False
     """Keep in DRAM only; never demote."""
     high_priority: bool = False
-    """Admit below whatever the admission rule says."""
+    """Admit below whatever the admission rule says, and evict after all others of the tenant."""
+    low_priority: bool = False
+    """Evict before all others of the tenant, and write below only what was used again."""
+    retention_ns: int = 0
+    """Drop from every tier after so long; 0 = keep."""
 
 
 class MoveKind(StrEnum):

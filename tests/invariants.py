@@ -13,7 +13,7 @@ from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.keys import ROOT
 from flexkv_py.rows.grants import chunks_in
-from tests import row_invariants
+from tests import row_invariants, tenant_invariants
 
 
 def check(planner: Planner) -> None:
@@ -32,7 +32,9 @@ def check(planner: Planner) -> None:
     _check_levels(state, copies)
     _check_holds(state, indexes)
     _check_tickets(state)
+    _check_pins(state, copies)
     row_invariants.check(state, indexes)
+    tenant_invariants.check(state, indexes, copies)
 
 
 def _all_indexes(state: State) -> list[Index]:
@@ -97,11 +99,22 @@ def _check_readers(state: State, copies: list[Copy]) -> None:
         if want.staged is not None:
             readers[want.staged] += 1
     readers.update(row_invariants.readers(state))
+    readers.update(state.pinned.keys())
     for copy in [*copies, *state.dropped]:
         assert copy.readers == readers[copy], f"{copy}: {readers[copy]} readers are known"
         assert (copy.state is CopyState.FILLING) == (fills[copy] == 1), f"{copy}: {fills[copy]} fills are known"
         gone = copy.state is CopyState.DROPPED and copy.readers == 0
         assert drops[copy] == int(gone), f"{copy}: {drops[copy]} drops are known"
+
+
+def _check_pins(state: State, copies: list[Copy]) -> None:
+    """Only copies that are there are pinned, and none for longer than asked, unless a slice of them is still left."""
+    assert state.pinned.keys() <= set(copies), "a pin of a copy that is gone"
+    assert all(copy.state is not CopyState.DROPPED for copy in state.pinned)
+    assert len(state.pinned) <= state.config.pins_max
+    late = [copy for copy, until_ns in state.pinned.items() if until_ns <= state.now_ns]
+    timer_is_due = bool(state.timers) and state.timers[0][0] <= state.now_ns  # a chunk that lands does not see to it
+    assert not late or state.more or timer_is_due, f"{late} should have been let go"
 
 
 def live_demands(state: State) -> list[Demand]:
@@ -165,7 +178,7 @@ def _check_levels(state: State, copies: list[Copy]) -> None:
             dropping[transfer.copy.tier] += transfer.copy.block.index.record_bytes
     assert (state.promotions.count, state.promotions.bytes) == (len(promoted), sum(promoted)), "promotions miscounted"
     for tier, level in state.levels.items():
-        assert level.policy.count + level.reclaimable.count == ordered[tier], f"{tier.name}: orders miscounted"
+        assert sum(shelf.count for shelf in level.shelves) == ordered[tier], f"{tier.name}: orders miscounted"
         assert (level.writes.count, level.writes.bytes) == (writes[tier], written[tier]), (
             f"{tier.name}: writes miscounted"
         )

@@ -18,13 +18,17 @@ from __future__ import annotations
 
 import struct
 from array import array
+from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
 from flexkv_py.rows.grants import Request, chunks_in
+
+if TYPE_CHECKING:
+    from flexkv_py.tenants.owner import Owner
 
 
 class CopyState(Enum):
@@ -39,13 +43,24 @@ _DRAM, _SSD, _READY = Tier.DRAM, Tier.SSD, CopyState.READY
 """Python 3.11 takes 0.1 µs to find a member in its class, and a match asks for thousands."""
 
 
-class Rule(Enum):
-    """May a block be written below DRAM?"""
+class Rank(Enum):
+    """When a block leaves, beside others of its tenant; LOW goes below only once used again, HIGH whatever it is."""
 
-    ADMISSION = 1
-    """As the admission rule says."""
-    NEVER = 2
-    ALWAYS = 3
+    LOW = 1
+    NORMAL = 2
+    HIGH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a save's hints said of a block. `skip_below`: never written below DRAM."""
+
+    skip_below: bool = False
+    rank: Rank = Rank.NORMAL
+
+
+PLAIN = Rule()
+"""No hints: as the admission rule says."""
 
 
 class Copy:
@@ -60,9 +75,14 @@ class Copy:
         self.state = state
         self.readers = 0
         self.mark = 0  # its policy's own
-        self.queue: CopyList | None = None  # READY and unpinned copies stand in exactly one list
+        self.queue: CopyList | None = None  # READY and unpinned copies stand in exactly one list of their shelf
         self.older: Copy | None = None
         self.newer: Copy | None = None
+
+    @property
+    def stands_ready(self) -> bool:
+        """Whether it stands in order, and may go at once."""
+        return self.queue is not None and self.queue.spare
 
     @property
     def frames(self) -> tuple[int, ...]:
@@ -139,10 +159,12 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 class CopyList:
     """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
 
-    __slots__ = ("count", "newest", "oldest")
+    __slots__ = ("count", "hand", "newest", "oldest", "spare")
 
-    def __init__(self) -> None:
+    def __init__(self, *, spare: bool = False) -> None:
+        self.spare = spare  # what stands here may go at once
         self.count = 0
+        self.hand: Copy | None = None  # where somebody stands who walks the list in slices: moves on when that one goes
         self.oldest: Copy | None = None
         self.newest: Copy | None = None
 
@@ -169,6 +191,8 @@ class CopyList:
     def remove(self, copy: Copy) -> None:
         assert copy.queue is self
         older, newer = copy.older, copy.newer
+        if copy is self.hand:
+            self.hand = newer
         if older is None:
             self.oldest = newer
         else:
@@ -201,11 +225,11 @@ class Block:
     @property
     def rule(self) -> Rule:
         """What the save's hints said."""
-        return self.index.rules.get(self, Rule.ADMISSION)
+        return self.index.rules.get(self, PLAIN)
 
     @rule.setter
     def rule(self, rule: Rule) -> None:
-        if rule is not Rule.ADMISSION:
+        if rule != PLAIN:
             self.index.rules[self] = rule
         elif self.index.rules:
             self.index.rules.pop(self, None)
@@ -257,19 +281,22 @@ class Index:
     are orphans, and are adopted when the parent returns.
     """
 
-    def __init__(self, namespace: NamespaceDigest, shard: int) -> None:
+    def __init__(self, namespace: NamespaceDigest, shard: int, owner: Owner) -> None:
         self.namespace = namespace
         self.shard = shard
+        self.owner = owner  # the tenant it belongs to, and on whose shelves its copies stand
+        self.used_bytes = [0] * len(Tier)  # its part of what the owner uses, by tier
         self.spec: NamespaceSpec | None = None  # unknown until a session or a record header tells
         self.chunk_count = 0  # chunks, and so frames, of one block
         self.full_mask = 0  # all chunks of a block
         self.frame_pages = 0  # 4 KiB pages of one frame
+        self.frames_bytes = 0  # of DRAM that one whole block takes
         self.frame_numbers = struct.Struct("")  # the packed frames of one block
         self.record_bytes = 0  # one size for all records of an index; 0 until known
         self.blocks: dict[BlockKey, Block] = {}
         self.awaiting: dict[BlockKey, Block | dict[Block, None]] = {}
         self.attached: dict[BlockKey, tuple[Request[DramCopy, Index], ...]] = {}  # running requests by what they read
-        self.rules: dict[Block, Rule] = {}  # exactly the blocks whose rule is not ADMISSION
+        self.rules: dict[Block, Rule] = {}  # exactly the blocks whose rule is not PLAIN
         self.closed = False  # reset: every copy goes as soon as nothing reads it
 
     def introduce(self, spec: NamespaceSpec) -> None:
@@ -280,7 +307,17 @@ class Index:
         self.chunk_count = len(spec.chunk_bytes)
         self.full_mask = (1 << self.chunk_count) - 1
         self.frame_pages = spec.frame_bytes // ALIGN_BYTES
+        self.frames_bytes = self.chunk_count * spec.frame_bytes
         self.frame_numbers = struct.Struct(f"={self.chunk_count}I")
+
+    def charge(self, tier: Tier, more_bytes: int) -> None:
+        """This much more (or less) of a tier is used by blocks of this index."""
+        self.used_bytes[tier] += more_bytes
+        shelf = self.owner.shelves[tier]
+        shelf.used_bytes += more_bytes
+        assert shelf.used_bytes >= 0
+        if shelf.watched and more_bytes > 0:
+            shelf.grown()
 
     def add(self, key: BlockKey, parent: BlockKey) -> Block:
         """A block that was in no tier; it adopts its waiting children."""

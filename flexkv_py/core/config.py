@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flexkv_py.core.messages import Tier
 from flexkv_py.rows.table import RowLimits
+from flexkv_py.tenants.owner import Quota
 
 SECOND_NS = 1_000_000_000
 
@@ -50,8 +52,13 @@ class PlannerConfig:
     """A block whose demotion failed so often may leave DRAM without a copy below."""
     story_events_max: int = 65536
     hold_ns_max: int = 3600 * SECOND_NS
+    pins_max: int = 16_384  # copies
+    pinned_share_max: float = 0.5  # of DRAM
     retry_after_ns: int = 50_000_000
     """What a throttled save is told to wait."""
+    tenants_max: int = 1024
+    """Known by name; all that come later count as one."""
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
     rows: RowLimits = field(default_factory=RowLimits)
 
     def __post_init__(self) -> None:

@@ -6,10 +6,7 @@ is in DRAM no more is promoted first, so S3 is reached from SSD through DRAM, in
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
-
-from flexkv_py.core.blocks import Copy, CopyState, Rule
+from flexkv_py.core.blocks import Copy, CopyState
 from flexkv_py.core.messages import Outcome, Priority, TicketKind, Tier
 from flexkv_py.core.moves import start_demotion, unpin
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
@@ -18,44 +15,19 @@ from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import finish_ticket, settle_key
 from flexkv_py.core.transfers import Demand
 
-DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
 DEMAND_TRIES_MAX = 3
 
 
-def serve_demands(state: State) -> None:
-    """Start what may start now, in order, a bounded number per event."""
-    if state.demands_abandoned:
-        _forget_abandoned(state)
-    for tier, waiting in state.demands.items():
-        for _ in range(min(len(waiting), DEMANDS_PER_EVENT_MAX)):
-            if not _serve(state, tier, waiting[0]):
-                _end_reached(state, tier, waiting)
-                break
-            waiting.popleft()
-
-
-def _end_reached(state: State, tier: Tier, waiting: deque[Demand]) -> None:
-    """Demands behind one that waits for room end if their blocks are there already: held, those would be that room."""
-    for want in list(islice(waiting, 1, DEMANDS_PER_EVENT_MAX)):
-        target = want.block.copy_in(tier)
-        if target is not None and target.state is CopyState.READY:
-            waiting.remove(want)
-            finish_demand(state, want, ok=True)
-
-
-def _forget_abandoned(state: State) -> None:
+def forget_abandoned(state: State) -> None:
     """Let go of blocks that only tickets which are over have asked for; held for nobody, they would block others."""
     state.demands_abandoned = False
-    for tier, waiting in state.demands.items():
-        abandoned = [want for want in waiting if want.ticket is not None and want.ticket.over]
-        if abandoned:
-            state.demands[tier] = deque(want for want in waiting if want.ticket is None or not want.ticket.over)
-            for want in abandoned:
-                finish_demand(state, want, ok=False)
+    for waiting in state.demands.values():
+        for want in waiting.discard(lambda want: want.ticket is not None and want.ticket.over):
+            finish_demand(state, want, ok=False)
 
 
-def _serve(state: State, tier: Tier, want: Demand) -> bool:
+def serve(state: State, tier: Tier, want: Demand) -> bool:
     """True when the demand has ended or now waits on a copy; False when it must wait for room."""
     block, level = want.block, state.levels[tier]
     target = block.copy_in(tier)
@@ -81,7 +53,7 @@ def _hopeless(level: Level, want: Demand, now_ns: int) -> str:
     """Why no waiting would help; empty when it may."""
     if not want.block.ready or want.block.index.closed:
         return "the block was lost meanwhile: save it again"
-    return level.hopeless(want.block.index.record_bytes) or (level.last_fault if level.is_full(now_ns) else "")
+    return level.hopeless(want.block.index) or (level.last_fault if level.is_full(now_ns) else "")
 
 
 def _stage(state: State, tier: Tier, want: Demand) -> bool:
@@ -113,10 +85,11 @@ def demand_heard(state: State, want: Demand, copy: Copy, *, ok: bool, why: str =
     """The copy a demand waited on has ended: reached, one stage further, or failed."""
     reached, asked = copy.tier is want.tier, want.ticket is not None and not want.ticket.over
     if ok and not reached:
-        state.demands[want.tier].appendleft(want)  # staged into DRAM: next, before it can be evicted again
+        line = state.demands[want.tier]
+        line.put_first(want.block.index.owner, want)  # staged into DRAM: next, before it can be evicted again
     elif reached and not ok and asked and want.tries < DEMAND_TRIES_MAX:
         want.tries += 1
-        state.demands[want.tier].append(want)  # a passing fault; the tier pauses first
+        state.demands[want.tier].append(want.block.index.owner, want)  # a passing fault; the tier pauses first
     else:
         finish_demand(state, want, ok=ok, why=why)
 
@@ -152,7 +125,7 @@ def pump_flushes(state: State) -> None:
             if not ticket.left or ticket.open >= state.config.flush_in_flight_max:
                 break
             block = ticket.left.pop()
-            copy, wanted = block.copy_in(ticket.ack), not block.index.closed and block.rule is not Rule.NEVER
+            copy, wanted = block.copy_in(ticket.ack), not block.index.closed and not block.rule.skip_below
             if wanted and block.ready and (copy is None or copy.state is not CopyState.READY):
                 ticket.open += 1
                 state.want(Demand(block, ticket.ack, ticket, 0))

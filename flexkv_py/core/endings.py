@@ -8,7 +8,7 @@ from flexkv_py.core.demands import demand_heard
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import copy_chunks, load_heard, on_load_copied
 from flexkv_py.core.messages import Fault, MoveKind, Outcome, Priority, TicketKind, Tier, TransferResult
-from flexkv_py.core.moves import detach, drop_record, fail_fill, lose_record, start_reading, unpin
+from flexkv_py.core.moves import detach, drop_record, fail_fill, give_frames, lose_record, start_reading, unpin
 from flexkv_py.core.placement import is_below, source_below
 from flexkv_py.core.recovery import lost_early
 from flexkv_py.core.room import make_room_after_fault
@@ -68,7 +68,7 @@ def on_transfers_finished(state: State, event: messages.TransfersFinished) -> No
         on_load_copied(state, transfer, result)
     for transfer in reversed(saved):
         if transfer.copy.state is CopyState.READY and transfer.copy.readers == 0:
-            state.dram.policy.add(transfer.copy)
+            transfer.copy.block.index.owner.shelves[Tier.DRAM].add(transfer.copy)
     for transfer in saved:
         acknowledge_saved(state, transfer)
         if transfer.copy in state.waiters:
@@ -122,7 +122,7 @@ def _fill_failed(state: State, transfer: Transfer, copy: DramCopy) -> None:
     if begun or index.closed or not is_below(copy.block, Tier.DRAM):
         fail_fill(state, copy)
         return
-    state.frames.give(index.frame_pages, copy.packed(copy.filling))
+    give_frames(state, copy, copy.filling)
     copy.filling, copy.state = 0, CopyState.READY
     copy.readers += 1
     grant(state, copy)
@@ -196,7 +196,7 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     copy, block = transfer.copy, transfer.copy.block
     assert copy.state is CopyState.DROPPED
     level = state.levels[copy.tier]
-    level.dropping_bytes -= block.index.record_bytes
+    level.dropping(block.index, -block.index.record_bytes)
     level.drop_failed = result.fault is not None
     if result.fault is not None:
         _note_fault(state, copy, "drop: ", result)
@@ -207,7 +207,7 @@ def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
         level.let_go.add(block.name)
     if copy in state.dropped:
         del state.dropped[copy]
-        level.used_bytes -= block.index.record_bytes
+        level.charge(block.index, -block.index.record_bytes)
     else:
         detach(state, copy)
     if block.index.blocks.get(block.key) is block:

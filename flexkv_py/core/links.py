@@ -33,6 +33,8 @@ def _forget(state: State, block: Block) -> None:
         state.history.remember(block.key, index.shard, block.uses, len(index.blocks))
     state.demotion_faults.pop(block, None)
     state.pushed_out.pop(block, None)
+    if state.retention.seconds:
+        state.retention.forget(block)
 
 
 def relink(state: State, block: Block) -> None:
@@ -45,7 +47,7 @@ def relink(state: State, block: Block) -> None:
         return
     block.linked = linked
     if not linked:
-        _cool(state, block)
+        _cool(block)
     _spread(state, block)
 
 
@@ -80,14 +82,13 @@ def is_orphan(block: Block) -> bool:
     return False  # as far as we look
 
 
-def _cool(state: State, block: Block) -> None:
+def _cool(block: Block) -> None:
     """An orphan is the first victim: nobody can match it. One that stood ready to go still does."""
     for copy in (block.dram, block.ssd, block.s3):
         if copy is not None and copy.queue is not None:
-            level = state.levels[copy.tier]
-            ready_to_go = copy.queue is level.reclaimable
+            shelf, ready_to_go = block.index.owner.shelves[copy.tier], copy.stands_ready
             copy.queue.remove(copy)
             if ready_to_go:
-                level.reclaimable.push_oldest(copy)
+                shelf.spare(copy, first=True)
             else:
-                level.policy.cool(copy)
+                shelf.cool(copy)

@@ -17,7 +17,11 @@ def look(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -
     """Place a key of a new load or prefetch. False when it must wait for room, or behind those who do."""
     if _give_up(state, ticket, position, ticket.waiting):
         return True
-    behind = state.lines[TicketKind.LOAD] or (ticket.kind is TicketKind.PREFETCH and state.lines[TicketKind.PREFETCH])
+    assert ticket.index is not None
+    owner, loads, prefetches = ticket.index.owner, state.lines[TicketKind.LOAD], state.lines[TicketKind.PREFETCH]
+    behind = loads.short or owner in loads
+    if ticket.kind is TicketKind.PREFETCH:
+        behind = behind or prefetches.short or owner in prefetches
     return not (behind and not _resident(ticket, position)) and _place(state, ticket, position, copies)
 
 

@@ -35,8 +35,9 @@ def on_match(state: State, event: MatchAsked) -> None:
             break
     present = [index for index in indexes if index is not None]
     runs = _tier_runs(state, present, event.keys, length, exact=walk)
-    state.count("matched_keys", "hit", length)
-    state.count("matched_keys", "miss", len(event.keys) - length)
+    for counts in (state, session.owner):
+        counts.count("matched_keys", "hit", length)
+        counts.count("matched_keys", "miss", len(event.keys) - length)
     lease = 0
     if event.hold_ns and length:
         if len(session.leases) >= state.config.leases_per_session_max:

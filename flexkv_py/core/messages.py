@@ -32,6 +32,7 @@ from flexkv_py.rows.messages import (
     RowInstruction,
     WorkerGone,
 )
+from flexkv_py.tenants.owner import Quota
 from flexkv_py.words import (
     BlockName,
     Fault,
@@ -59,6 +60,8 @@ class SessionOpened:
     now_ns: int
     instance: str = ""
     """Ties the ranks of one engine together; empty: this session is alone."""
+    tenant: str = "default"
+    """Whose namespace it is: any text."""
 
 
 @dataclass(slots=True)
@@ -268,16 +271,41 @@ class DrainStarted:
 
 
 @dataclass(slots=True)
+class NamespacesNamed:
+    """What earlier lives of the daemon heard of whose namespaces are whose, before what they left is found."""
+
+    names: list[tuple[NamespaceDigest, str]]
+    now_ns: int
+
+
+@dataclass(slots=True)
+class QuotaChanged:
+    """A tenant may use so much from now on (`NO_QUOTA`: as it needs). What is above it goes as soon as it may."""
+
+    tenant: str
+    quota: Quota
+    now_ns: int
+
+
+@dataclass(slots=True)
 class TimePassed:
     """Nothing happened, but deadlines may have passed."""
 
     now_ns: int
 
 
+class ExtensionEvent:
+    """An event of an extension of the planner, declared there as a dataclass like those above."""
+
+    __slots__ = ()
+    now_ns: int
+
+
 ClientAsked = SessionOpened | SessionClosed | MatchAsked | LoadAsked | SaveAsked | PrefetchAsked | FlushAsked
 ClientEnded = TicketCancelled | LeaseReleased | NamespaceReset
 TierEvent = ChunkLanded | TransfersFinished | BlocksFound | RecoveryFinished | RecordsLost | TierChanged | RoomRestored
-Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DrainStarted | TimePassed
+DaemonEvent = NamespacesNamed | QuotaChanged | DrainStarted | TimePassed | ExtensionEvent
+Event = ClientAsked | ClientEnded | TierEvent | RowEvent | DaemonEvent
 
 
 # ------------------------------------------------------------ instructions
@@ -391,8 +419,14 @@ class EndSession:
     session: int
 
 
+class ExtensionInstruction:
+    """What an extension of the planner says, declared there."""
+
+    __slots__ = ()
+
+
 Answer = MatchAnswered | TicketFinished | RequestDone | RequestRefused | EndSession
-Instruction = StartMove | StartCopies | Answer | RowInstruction
+Instruction = StartMove | StartCopies | Answer | RowInstruction | ExtensionInstruction
 
 __all__ = ["BlockName", "Fault", "MoveKind", "NamespaceSpec", "Outcome"]
 __all__ += ["Priority", "ReplayOutcome", "SaveHints", "StoryEvent", "TicketKind", "Tier"]

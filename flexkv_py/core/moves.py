@@ -12,13 +12,21 @@ from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.placement import is_below, judge
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer
+from flexkv_py.geometry import ALIGN_BYTES
 
 
 def free_frames(state: State, copy: Copy) -> None:
     """The copy's frames are named by nothing any more."""
     assert isinstance(copy, DramCopy)
     assert copy.readers == 0
-    state.frames.give(copy.block.index.frame_pages, copy.packed(copy.present | copy.filling))
+    give_frames(state, copy, copy.present | copy.filling)
+
+
+def give_frames(state: State, copy: DramCopy, chunks: int) -> None:
+    """Frames of these chunks (mask) of a copy are free."""
+    index = copy.block.index
+    state.frames.give(index.frame_pages, copy.packed(chunks))
+    index.charge(Tier.DRAM, -chunks.bit_count() * index.frame_pages * ALIGN_BYTES)
 
 
 def free_chunks(state: State, copy: DramCopy, chunks: int) -> None:
@@ -28,7 +36,7 @@ def free_chunks(state: State, copy: DramCopy, chunks: int) -> None:
     if chunks == copy.present:
         evict(state, copy, "a running request left it cold")
         return
-    state.frames.give(copy.block.index.frame_pages, copy.packed(chunks))
+    give_frames(state, copy, chunks)
     copy.present &= ~chunks
 
 
@@ -42,6 +50,7 @@ def _give_up(state: State, copy: DramCopy) -> None:
     if copy.queue is not None:
         copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
+    forget_pin(state, copy)
     copy.block.dram = None
     if copy.readers:
         state.dropped[copy] = None
@@ -68,10 +77,16 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
         if copy.block.index.closed:
             evict(state, copy, "the namespace was reset")
         elif cold and is_below(copy.block, copy.tier):
-            state.levels[copy.tier].reclaimable.push_newest(copy)
+            copy.block.index.owner.shelves[copy.tier].spare(copy)
         else:
-            policy = state.levels[copy.tier].policy
-            (policy.cool if cold or is_orphan(copy.block) else policy.add)(copy)
+            shelf = copy.block.index.owner.shelves[copy.tier]
+            (shelf.cool if cold or is_orphan(copy.block) else shelf.add)(copy)
+
+
+def forget_pin(state: State, copy: Copy) -> None:
+    """The operator's pin, if there is one, does not hold a copy that must go."""
+    if state.pinned.pop(copy, 0):
+        copy.readers -= 1
 
 
 def evict(state: State, copy: Copy, why: str) -> None:
@@ -83,6 +98,7 @@ def evict(state: State, copy: Copy, why: str) -> None:
     block = copy.block
     state.tell(block.key, "evict", copy.tier, why)
     state.count("evictions", state.levels[copy.tier].word)
+    block.index.owner.evictions[copy.tier] += 1
     if copy.tier is Tier.DRAM:
         block.dram = None
         free_frames(state, copy)
@@ -102,6 +118,7 @@ def lose_record(state: State, copy: Copy, *, told_by_tier: bool = False) -> None
     if copy.queue is not None:
         copy.queue.remove(copy)
     copy.state = CopyState.DROPPED
+    forget_pin(state, copy)
     _uncover(state, copy.block)
     if copy.readers == 0 and told_by_tier:
         detach(state, copy)
@@ -113,7 +130,7 @@ def lose_record(state: State, copy: Copy, *, told_by_tier: bool = False) -> None
 def detach(state: State, copy: Copy) -> None:
     """A copy below DRAM whose record is not there."""
     copy.block.set_copy(copy.tier, None)
-    state.levels[copy.tier].used_bytes -= copy.block.index.record_bytes
+    state.levels[copy.tier].charge(copy.block.index, -copy.block.index.record_bytes)
 
 
 def _uncover(state: State, block: Block) -> None:
@@ -122,9 +139,9 @@ def _uncover(state: State, block: Block) -> None:
     if dram is not None and dram.state is CopyState.READY and dram.lacks and not is_below(block, Tier.DRAM):
         _give_up(state, dram)
     for copy in (block.dram, block.ssd):
-        if copy is not None and copy.queue is state.levels[copy.tier].reclaimable and not judge(state, copy).may_go:
+        if copy is not None and copy.queue is not None and copy.queue.spare and not judge(state, copy).may_go:
             copy.queue.remove(copy)
-            state.levels[copy.tier].policy.cool(copy)
+            block.index.owner.shelves[copy.tier].cool(copy)
 
 
 def _order(
@@ -148,7 +165,7 @@ def _order(
 def drop_record(state: State, copy: Copy) -> None:
     """Hand the record of a DROPPED copy to its tier for dropping."""
     assert copy.state is CopyState.DROPPED
-    state.levels[copy.tier].dropping_bytes += copy.block.index.record_bytes
+    state.levels[copy.tier].dropping(copy.block.index, copy.block.index.record_bytes)
     _order(state, Transfer(MoveKind.DROP, copy), copy, (), Priority.WRITE_BEHIND)
 
 
@@ -179,7 +196,7 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     state.pin(source)
     target = RECORD_TYPES[tier](block, 0)
     block.set_copy(tier, target)
-    level.used_bytes += record_bytes
+    level.charge(block.index, record_bytes)
     level.wrote_ns = level.wrote_ns if level.writes.count else state.now_ns
     level.writes.begin(record_bytes)
     if not level.budget.admits(state.now_ns):

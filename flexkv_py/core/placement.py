@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Rule
+from flexkv_py.core.blocks import Block, Copy, CopyState, Rank
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import Level, State
+
+LOW_USES_MIN = 2
+"""Uses a block of low priority needs before it is written below unasked."""
 
 
 class Verdict(StrEnum):
@@ -32,9 +35,9 @@ def judge(state: State, copy: Copy) -> Verdict:
     if is_below(block, copy.tier):
         return Verdict.COVERED
     takers = _takers(state, copy)
-    if block.needed and not any(_stays(state, other) for other in block.copies() if other is not copy):
+    if block.needed and not any(_stays(other) for other in block.copies() if other is not copy):
         return Verdict.WRITE if takers else Verdict.HELD
-    if block.rule is Rule.NEVER:
+    if block.rule.skip_below:
         return Verdict.REFUSED
     if not takers or (copy.tier is not Tier.DRAM and block.index.spec is None):  # staging must know how it is cut
         return Verdict.NO_TIER
@@ -56,27 +59,30 @@ def judge_now(state: State, copy: Copy) -> Verdict:
     return Verdict.HELD if block.needed else Verdict.AILS
 
 
-def _stays(state: State, copy: Copy) -> bool:
+def _stays(copy: Copy) -> bool:
     """Whether a block can count on this copy when another goes: not on one that stands ready to go.
 
     Nor on what a running request has in DRAM: it may have to leave chunk by chunk, and needs its record then.
     """
     if copy.tier is Tier.DRAM and copy.block.key in copy.block.index.attached:
         return False
-    return copy.state is CopyState.READY and copy.queue is not state.levels[copy.tier].reclaimable
+    return copy.state is CopyState.READY and not copy.stands_ready
 
 
 def _takers(state: State, copy: Copy) -> list[Level]:
     """The lower tiers that take blocks of this namespace at all."""
     if not state.below or (state.resets and being_reset(state, copy.block)):
         return []
-    record_bytes, now_ns = copy.block.index.record_bytes, state.now_ns
-    return [level for level in state.below if level.tier > copy.tier and level.takes(record_bytes, now_ns)]
+    index, now_ns = copy.block.index, state.now_ns
+    return [level for level in state.below if level.tier > copy.tier and level.takes(index, now_ns)]
 
 
 def refusal(state: State, level: Level, block: Block) -> str:
     """The rule that keeps a block out of a tier as long as nobody insists; empty when it may go there."""
-    if block.uses < level.hits_min and block.rule is not Rule.ALWAYS:
+    rank = block.rule.rank
+    if rank is Rank.LOW and block.uses < LOW_USES_MIN:
+        return "low priority, and not used again"
+    if block.uses < level.hits_min and rank is not Rank.HIGH:
         return f"{level.tier.name.lower()}_hits_min = {level.hits_min}"
     return "" if level.budget.admits(state.now_ns) else "endurance budget"
 
@@ -85,7 +91,7 @@ def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
     if verdict is Verdict.NO_TIER and state.below:
         lower = [level for level in state.below if level.tier > copy.tier]
-        return ": ".join([verdict, *filter(None, (level.hopeless(copy.block.index.record_bytes) for level in lower))])
+        return ": ".join([verdict, *filter(None, (level.hopeless(copy.block.index) for level in lower))])
     if verdict is not Verdict.REFUSED:
         return verdict
     return f"{verdict}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
@@ -93,7 +99,7 @@ def explain(state: State, copy: Copy, verdict: Verdict) -> str:
 
 def refusals(state: State, copy: Copy) -> list[str]:
     """What each tier below that could take the block has against it."""
-    if copy.block.rule is Rule.NEVER:
+    if copy.block.rule.skip_below:
         return ["skip_below"]
     return [refusal(state, level, copy.block) for level in _takers(state, copy)]
 

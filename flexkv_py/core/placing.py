@@ -1,14 +1,14 @@
 """Requests that name keys, placed a bounded number of keys per event: no large one holds up what others ask.
 
 A new request's keys are first looked at in slices; sessions take turns, and each one's requests keep their
-order. A key that finds no room waits in the line of its kind, and lines are served in slices too. What a key
-needs, `loading` and `saving` say.
+order. A key that finds no room waits in the line of its kind, which `tenants.turns` serves. What a key needs, `loading`
+and `saving` say.
 """
 
 from __future__ import annotations
 
 from flexkv_py.core import loading, saving
-from flexkv_py.core.blocks import Rule
+from flexkv_py.core.blocks import Rank, Rule
 from flexkv_py.core.messages import BlockCopy, LoadAsked, PrefetchAsked, SaveAsked, TicketKind, Tier
 from flexkv_py.core.recovery import index_of
 from flexkv_py.core.sessions import Session, Ticket
@@ -38,8 +38,11 @@ def on_save(state: State, event: SaveAsked) -> None:
     index = index_of(state, session)
     ticket = Ticket(event.ticket, event.session, TicketKind.SAVE, event.keys, index, event.deadline_ns)
     ticket.parent, ticket.ack = event.parent, event.ack
-    if event.hints.skip_below or event.hints.high_priority:
-        ticket.rule = Rule.NEVER if event.hints.skip_below else Rule.ALWAYS
+    hints = event.hints
+    if hints.skip_below or hints.high_priority or hints.low_priority:
+        rank = Rank.HIGH if hints.high_priority else Rank.LOW if hints.low_priority else Rank.NORMAL
+        ticket.rule = Rule(hints.skip_below, rank)
+    ticket.keep_until_ns = state.now_ns + hints.retention_ns if hints.retention_ns else 0
     _arrive(state, session, ticket)
 
 
@@ -74,25 +77,3 @@ def look_at_arrivals(state: State) -> None:
             session.arrived.popleft()
         if session.arrived:
             state.arrivals.append(session)
-
-
-def serve_line(state: State, kind: TicketKind) -> bool:
-    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left."""
-    line = state.lines[kind]
-    if not line:
-        return True
-    place = saving.place if kind is TicketKind.SAVE else loading.place
-    last, copies = line[0][0], list[BlockCopy]()
-    for _ in range(min(len(line), state.config.keys_per_event_max)):
-        ticket, position = line[0]
-        if ticket is not last:
-            loading.hand_out(state, last, copies)
-            last, copies = ticket, []
-        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
-            break
-        line.popleft()
-        ticket.waiting -= 1
-    else:
-        state.more = state.more or bool(line)
-    loading.hand_out(state, last, copies)
-    return not line

@@ -7,19 +7,18 @@ It is pure and synchronous: no clock, no chance, no I/O. Each event first gets i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from flexkv_py.core import messages, recovery
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.demands import pump_flushes, serve_demands
+from flexkv_py.core.demands import pump_flushes
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
 from flexkv_py.core.matching import let_go, on_match
 from flexkv_py.core.messages import TicketKind
-from flexkv_py.core.placing import look_at_arrivals, on_load, on_save, serve_line
-from flexkv_py.core.room import clean_ahead
+from flexkv_py.core.placing import look_at_arrivals, on_load, on_save
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import end_session_tickets, expire_ticket, finish_ticket, open_ticket, refuse
@@ -27,14 +26,18 @@ from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
 from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
+from flexkv_py.tenants import keeping, naming
+from flexkv_py.tenants.tending import clean_ahead
+from flexkv_py.tenants.turns import serve_demands, serve_line
 
 TIMERS_PER_EVENT_MAX = 1024
+Handlers = Mapping[type[Any], Callable[[Any], None]]
 
 
 class Planner:
-    """All state of the cache, and every decision about it."""
+    """All state of the cache, and every decision about it. Extensions handle events of their own."""
 
-    def __init__(self, config: PlannerConfig) -> None:
+    def __init__(self, config: PlannerConfig, extensions: Sequence[Callable[[State], Handlers]] = ()) -> None:
         self.state = State(config)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             messages.SessionOpened: self._on_session_opened,
@@ -58,10 +61,14 @@ class Planner:
             messages.PagesAcknowledged: partial(attached.on_acknowledged, self.state),
             messages.HeatReported: partial(replays.on_heat, self.state),
             messages.WorkerGone: partial(attached.on_worker_gone, self.state),
+            messages.NamespacesNamed: partial(naming.on_named, self.state),
+            messages.QuotaChanged: partial(naming.on_quota_changed, self.state),
             messages.RoomRestored: lambda event: self.state.levels[event.tier].restore(),
             messages.DrainStarted: self._on_drain,
             messages.TimePassed: lambda _: None,  # deadlines are looked at after every event
         }
+        for extend in extensions:
+            self._handlers |= extend(self.state)
 
     def handle(self, event: messages.Event) -> list[messages.Instruction]:
         """Take one event, give all instructions it leads to. Never fails on a legal event."""
@@ -72,15 +79,18 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
+            for chore in state.chores:
+                chore()
         out, state.out = state.out, []
         return out
 
     def next_deadline_ns(self) -> int | None:
         """When `messages.TimePassed` is due, unless another event comes first: at once if slices of work are left."""
         state = self.state
-        if state.more or state.relink or state.touches or state.arrivals:
+        if state.more or state.relink or state.touches or state.arrivals or state.moving:
             return state.now_ns
         due_ns = [state.timers[0][0]] if state.timers else []
+        due_ns += filter(None, [state.retention.next_ns()])
         if any(state.lines.values()):
             due_ns += [level.ails_from_ns for level in state.below if level.ails_from_ns > state.now_ns]
         return min(due_ns, default=None)
@@ -101,6 +111,8 @@ class Planner:
             state.touch_slice()
         if state.relink:
             relink_slice(state)
+        naming.move_slice(state)
+        keeping.drop_expired(state)
         recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
@@ -151,7 +163,10 @@ class Planner:
             refuse(state, event.session, 0, 0, ErrorCode.LIMIT_EXCEEDED, why)
             return
         assert event.session not in state.sessions
-        session = state.sessions[event.session] = Session(event.session, event.namespace, event.shard, event.instance)
+        owner = naming.name(state, event.namespace.digest, event.tenant)
+        owner.sessions += 1
+        session = Session(event.session, event.namespace, event.shard, owner, event.instance)
+        state.sessions[event.session] = session
         recovery.index_of(state, session)
 
     def _on_session_closed(self, event: messages.SessionClosed) -> None:
@@ -163,7 +178,8 @@ class Planner:
             for lease in list(session.leases.values()):
                 let_go(state, lease)
             del state.sessions[event.session]
-            recovery.forget_idle_indexes(state)
+            session.owner.sessions -= 1
+            naming.forget_idle(state, [session.owner, *recovery.forget_idle_indexes(state)])
         state.out.append(messages.EndSession(event.session))
 
     def _on_flush(self, event: messages.FlushAsked) -> None:

@@ -6,12 +6,14 @@ from flexkv_py.core import messages
 from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, Index
 from flexkv_py.core.links import relink, relink_slice
 from flexkv_py.core.messages import BlockName, MoveKind, NamespaceSpec, RequestDone, Tier
-from flexkv_py.core.moves import drop_record, evict, lose_record
+from flexkv_py.core.moves import drop_record, evict, forget_pin, lose_record
 from flexkv_py.core.sessions import Session
-from flexkv_py.core.state import Level, State
+from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Reset
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT
+from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.shelf import Shelf
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
 DROPS_AGAIN_PER_EVENT_MAX = 16
@@ -40,17 +42,16 @@ def _set_record_bytes(state: State, index: Index, record_bytes: int) -> None:
         strays = [copy for copy in state.dropped if copy.block.index is index]
         for copy in [copy for block in index.blocks.values() for copy in block.copies()] + strays:
             if copy.tier is not Tier.DRAM:
-                state.levels[copy.tier].used_bytes += more
+                state.levels[copy.tier].charge(index, more)
         for transfer in state.transfers.values():
             if transfer.kind is MoveKind.DROP and transfer.copy.block.index is index:
-                state.levels[transfer.copy.tier].dropping_bytes += more
+                state.levels[transfer.copy.tier].dropping(index, more)
     index.record_bytes = record_bytes
 
 
 def on_blocks_found(state: State, event: messages.BlocksFound) -> None:
     """Records met at start become READY copies; what cannot be ours is counted and dropped."""
-    index = _index_of_found(state, event)
-    level = state.levels[event.tier]
+    index, level = _index_of_found(state, event), state.levels[event.tier]
     if index.spec is None and event.chunk_bytes:
         introduce(state, index, NamespaceSpec(event.namespace, event.chunk_bytes))
     # Until the geometry is known any size may be right: all are taken, each as the smallest, and reads tell them apart.
@@ -59,6 +60,7 @@ def on_blocks_found(state: State, event: messages.BlocksFound) -> None:
     # A record may be smaller than its block: compressed.
     foreign = index.spec is not None and event.record_bytes > index.record_bytes
     made, state_found = RECORD_TYPES[event.tier], CopyState.READY  # looked up once: a million come at start
+    shelf, adopted = index.owner.shelves[event.tier], 0
     for key, parent, location in event.blocks:
         block = index.blocks.get(key)
         if block is not None and block.copy_in(event.tier) is not None:
@@ -73,10 +75,12 @@ def on_blocks_found(state: State, event: messages.BlocksFound) -> None:
             block = index.add(key, parent)
             block.uses = 1  # its save, in an earlier life
         copy = made(block, location, state_found)
-        _adopt(state, copy, level)
+        _adopt(state, copy, shelf)
+        adopted += 1
         if foreign or index.closed:
             state.count("faults", f"{event.tier.name.lower()}_foreign", int(foreign))
             evict(state, copy, "the namespace was reset" if index.closed else "a record of another size")
+    level.charge(index, adopted * index.record_bytes)
     relink_slice(state, RELINKS_PER_FOUND_MAX * len(event.blocks))
     state.count("found", event.tier.name.lower(), len(event.blocks))
 
@@ -88,7 +92,7 @@ def _index_of_found(state: State, event: messages.BlocksFound) -> Index:
         return state.index(event.namespace, event.shard)
     index = next((index for index in reset.found if index.shard == event.shard), None)
     if index is None:
-        index = Index(event.namespace, event.shard)
+        index = Index(event.namespace, event.shard, state.tenants.owner_of(event.namespace))
         index.closed = True
         reset.found.append(index)
         reset.indexes.append(index)
@@ -144,17 +148,16 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
         return
     second = RECORD_TYPES[tier](block, location, CopyState.DROPPED)
     state.dropped[second] = None
-    state.levels[tier].used_bytes += block.index.record_bytes
+    state.levels[tier].charge(block.index, block.index.record_bytes)
     drop_record(state, second)
 
 
-def _adopt(state: State, copy: Copy, level: Level) -> None:
+def _adopt(state: State, copy: Copy, shelf: Shelf) -> None:
     """A record met at start is a READY copy."""
     block = copy.block
     index = block.index
     block.set_copy(copy.tier, copy)
-    level.used_bytes += index.record_bytes
-    level.policy.add(copy)
+    shelf.add(copy)
     if block.children is None and not block.linked:  # as `relink`, where there is nobody to spread it to
         above = index.blocks.get(block.parent)
         block.linked = block.parent == ROOT if above is None else above.linked
@@ -162,10 +165,11 @@ def _adopt(state: State, copy: Copy, level: Level) -> None:
         relink(state, block)
 
 
-def forget_idle_indexes(state: State) -> None:
-    """Indexes nobody uses go, or every epoch and tenant that ever came would leave one."""
+def forget_idle_indexes(state: State) -> list[Owner]:
+    """Indexes nobody uses go, or every epoch and tenant that ever came would leave one. Returns whose they were."""
     wanted = {(session.spec.digest, session.shard) for session in state.sessions.values()}
-    state.indexes = {at: index for at, index in state.indexes.items() if index.blocks or index.attached or at in wanted}
+    idle = [at for at, index in state.indexes.items() if not (index.blocks or index.attached or at in wanted)]
+    return [state.indexes.pop(at).owner for at in idle]
 
 
 def on_reset(state: State, event: messages.NamespaceReset) -> None:
@@ -186,6 +190,7 @@ def pump_resets(state: State) -> None:
             if not reset.left:
                 break
             for copy in reset.left.pop().copies():
+                forget_pin(state, copy)
                 if copy.state is CopyState.READY and copy.readers == 0:
                     evict(state, copy, "the namespace was reset")
         state.more = state.more or bool(reset.left)

@@ -12,6 +12,7 @@ from flexkv_py.core.state import State
 from flexkv_py.core.tickets import settle_key, wait_for_room
 from flexkv_py.core.transfers import Demand, Transfer, Wish
 from flexkv_py.rows.attached import grant
+from flexkv_py.tenants.keeping import keep_for_both
 
 
 def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -> bool:
@@ -36,6 +37,8 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
         block.uses = block.uses or state.history.recall(key, index.shard)
     copy = block.dram = DramCopy(block, frames)
     block.rule = ticket.rule
+    if ticket.keep_until_ns or state.retention.seconds:
+        state.retention.keep(block, ticket.keep_until_ns)
     transfer = state.begin(Transfer(TicketKind.SAVE, copy, None, ticket, position))
     copies.append(BlockCopy(transfer.id, position, key, copy.frames))
     return True
@@ -44,6 +47,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
 def _meet(state: State, ticket: Ticket, position: int, block: Block) -> None:
     """The block is here already, or on its way by somebody else's save or promotion."""
     block.uses += 1
+    keep_for_both(state, block, ticket)
     dram = block.dram
     if block.ready:
         for copy in block.copies():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from flexkv_py.core.blocks import Block, Index, Rule
+from flexkv_py.core.blocks import PLAIN, Block, Index, Rule
 from flexkv_py.core.messages import NamespaceSpec, Outcome, TicketKind, Tier
 from flexkv_py.keys import ROOT, BlockKey
+from flexkv_py.tenants.owner import Owner
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +28,9 @@ class Ticket:
     deadline_ns: int
     parent: BlockKey = ROOT
     ack: Tier = Tier.DRAM
-    rule: Rule = Rule.ADMISSION
+    rule: Rule = PLAIN
+    keep_until_ns: int = 0
+    """SAVE: when its blocks are dropped from every tier; 0 = never."""
     seen: int = 0
     waiting: int = 0
     left: list[Block] = field(default_factory=list)
@@ -64,6 +67,7 @@ class Session:
     id: int
     spec: NamespaceSpec
     shard: int
+    owner: Owner
     instance: str = ""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     arrived: deque[Ticket] = field(default_factory=deque)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
-from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy, Index
+from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Index
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
@@ -23,6 +23,12 @@ from flexkv_py.core.sessions import Lease, Session, Ticket
 from flexkv_py.core.transfers import Demand, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_py.rows.table import Requests
+from flexkv_py.tenants.line import Line
+from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.ranking import Ranking
+from flexkv_py.tenants.registry import Registry
+from flexkv_py.tenants.retention import Retention
+from flexkv_py.tenants.shelf import Shelf
 
 NOT_THE_TIERS = (Fault.TOO_LONG, Fault.CORRUPT)
 """Faults of a write that say nothing of the tier: what was to be written was not as it should be."""
@@ -36,11 +42,7 @@ LINES = (TicketKind.LOAD, TicketKind.PREFETCH, TicketKind.SAVE)
 
 
 class Level:
-    """One tier's room and order.
-
-    READY, unpinned copies stand in exactly one of two orders: `reclaimable` has those that may go at
-    once (also below, or refused there), oldest first, all of them colder than anything in `policy`.
-    """
+    """One tier's room, which its tenants' shelves share: the fullest of them gives when room is needed."""
 
     def __init__(self, tier: Tier, config: PlannerConfig) -> None:
         self.tier = tier
@@ -52,8 +54,7 @@ class Level:
         self.budget = WriteBudget(config.ssd_bytes_per_day if tier is Tier.SSD else 0)
         self.used_bytes = 0  # records, also those being written or dropped (DRAM: see the frame pool)
         self.dropping_bytes = 0
-        self.policy = POLICIES[config.policy]()
-        self.reclaimable = CopyList()
+        self.ranking: Ranking[Shelf] = Ranking()
         self.up = True
         self.down_reason = ""
         self.writes = InFlight(config.demotions_in_flight_max, config.demotion_bytes_in_flight_max)
@@ -75,15 +76,37 @@ class Level:
         """Several writes in a row failed: after each pause one is tried, and blocks need not wait for it."""
         return self.faults_in_row >= WRITE_FAULTS_IN_ROW_MAX
 
-    def takes(self, record_bytes: int, now_ns: int) -> bool:
-        """Whether blocks of this size may count on this tier as their next place down."""
-        tried = self.pause_until_ns <= now_ns and not self.writes.count
-        return not self.hopeless(record_bytes) and (not self.failing or tried)
+    @property
+    def shelves(self) -> list[Shelf]:
+        return self.ranking.shelves
 
-    def hopeless(self, record_bytes: int) -> str:
-        """Why no waiting would bring a block of this size into the tier; empty when it may."""
+    def coldest(self) -> Copy | None:
+        """The next victim, of the tenant that is most above its share; it stays in the order until removed."""
+        shelf = self.ranking.fullest()
+        return None if shelf is None else shelf.coldest()
+
+    def charge(self, index: Index, more_bytes: int) -> None:
+        """Records of an index take this much more (or less) of the tier."""
+        self.used_bytes += more_bytes
+        index.charge(self.tier, more_bytes)
+
+    def dropping(self, index: Index, more_bytes: int) -> None:
+        """Of what is used, this much more (or less) is being dropped."""
+        self.dropping_bytes += more_bytes
+        index.owner.shelves[self.tier].dropping_bytes += more_bytes
+
+    def takes(self, index: Index, now_ns: int) -> bool:
+        """Whether blocks of an index may count on this tier as their next place down."""
+        tried = self.pause_until_ns <= now_ns and not self.writes.count
+        return not self.hopeless(index) and (not self.failing or tried)
+
+    def hopeless(self, index: Index) -> str:
+        """Why no waiting would bring a block of this index into the tier; empty when it may."""
+        record_bytes = index.record_bytes
         if not self.up:
             return f"the tier is down: {self.down_reason}"
+        if why := index.owner.shelves[self.tier].hopeless(record_bytes):
+            return why
         if self.capacity_bytes and record_bytes > self.capacity_bytes:
             return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
         return self.too_long_because if 0 < self.too_long_bytes <= record_bytes else ""
@@ -127,6 +150,10 @@ class State:
         self.resets: list[Reset] = []
         self.frames = FramePool(config.segment_bytes, config.dram_segments)
         self.levels = {tier: Level(tier, config) for tier in config.tiers}
+        self.tenants = Registry(config.tenants_max, config.quotas, self._furnish)
+        self.tended: dict[Shelf, None] = {}  # have a quota, and were filled since room was made in them
+        self.moving: deque[Block] = deque()  # whose index has another owner now, and copies may not have moved yet
+        self.retention = Retention()
         self.dram = self.levels[Tier.DRAM]
         self.below = tuple(self.levels[tier] for tier in config.tiers[1:])
         self.numbers = count(1)  # of transfers, leases and timers
@@ -138,10 +165,10 @@ class State:
         self.leases: dict[int, Lease] = {}
         self.tickets: dict[int, Ticket] = {}
         self.arrivals: deque[Session] = deque()  # whose requests have keys not yet looked at, in turns
-        self.lines: dict[TicketKind, deque[tuple[Ticket, int]]] = {kind: deque() for kind in LINES}  # waiting for room
+        self.lines: dict[TicketKind, Line[tuple[Ticket, int]]] = {kind: Line() for kind in LINES}  # waiting for room
         self.more = False  # something is left to do that needs no event but was too much for the last one
         self.touches: deque[Block] = deque()  # used, and to be told so to their orders
-        self.demands: dict[Tier, deque[Demand]] = {level.tier: deque() for level in self.below}
+        self.demands: dict[Tier, Line[Demand]] = {level.tier: Line() for level in self.below}
         self.demands_abandoned = False  # some ticket with demands ended before they did
         self.flushes: dict[int, Ticket] = {}
         self.relink: deque[Block] = deque()  # children whose parent's link changed
@@ -152,13 +179,22 @@ class State:
         self.story: deque[tuple[int, BlockKey, str, Tier, str]] = deque(maxlen=config.story_events_max)
         self.counters: dict[tuple[str, str], int] = {}
         self.draining = False
+        self.pinned: dict[Copy, int] = {}  # by the operator: READY once, a reader more each, until then
+        self.chores: list[Callable[[], None]] = []  # what extensions do after every event, each a bounded slice
         self.rows: Requests[DramCopy, Index] = Requests(config.rows)
 
     def index(self, namespace: NamespaceDigest, shard: int) -> Index:
         index = self.indexes.get((namespace, shard))
         if index is None:
-            index = self.indexes[namespace, shard] = Index(namespace, shard)
+            index = self.indexes[namespace, shard] = Index(namespace, shard, self.tenants.owner_of(namespace))
         return index
+
+    def _furnish(self, owner: Owner) -> None:
+        """A new owner's shelves, one in each tier."""
+        policy, tenants, nowhere = POLICIES[self.config.policy], len(self.dram.shelves) + 1, Ranking[Shelf]()
+        for tier in Tier:
+            ranking = self.levels[tier].ranking if tier in self.levels else nowhere
+            owner.shelves.append(Shelf(owner, tier, policy(tenants), ranking, self.tended))
 
     def tell(self, key: BlockKey, what: str, tier: Tier, detail: str = "") -> None:
         self.story.append((self.now_ns, key, what, tier, detail))
@@ -170,7 +206,7 @@ class State:
     def want(self, demand: Demand) -> None:
         """Have a block copied into a lower tier, and held until then."""
         demand.block.holds += 1
-        self.demands[demand.tier].append(demand)
+        self.demands[demand.tier].append(demand.block.index.owner, demand)
 
     def wake_at(self, when_ns: int, kind: str = "", subject: int = 0) -> None:
         heapq.heappush(self.timers, (when_ns, next(self.numbers), kind, subject))
@@ -190,7 +226,7 @@ class State:
         """The copy was just used."""
         if copy.queue is not None:
             copy.queue.remove(copy)
-            self.levels[copy.tier].policy.add(copy)
+            copy.block.index.owner.shelves[copy.tier].add(copy)
 
     def touch_tail_first(self, blocks: Sequence[Block]) -> None:
         """A chain was used until now. Its head is needed by longer chains, so it must stay longest: touched last."""
@@ -205,7 +241,7 @@ class State:
             block = self.touches.popleft()
             if block.linked:
                 for copy in (block.dram, block.ssd, block.s3):
-                    if copy is not None and copy.queue is not self.levels[copy.tier].reclaimable:
+                    if copy is not None and not copy.stands_ready:
                         self.touch(copy)
 
     def begin(self, transfer: Transfer) -> Transfer:

@@ -54,16 +54,18 @@ def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
     line, index = state.lines[ticket.kind], ticket.index
     assert index is not None
     fits = state.frames.fits(index.frame_pages, index.chunk_count)
-    if fits and len(line) < state.config.allocation_waiters_max:
+    never = index.owner.shelves[Tier.DRAM].hopeless(index.frames_bytes)
+    if fits and not never and len(line) < state.config.allocation_waiters_max:
         ticket.waiting += 1
-        line.append((ticket, position))
+        line.append(index.owner, (ticket, position))
+        line.short = line.short or not index.owner.at_quota
         return
-    if not fits:
-        ticket.detail = "one block is larger than the DRAM arena"
+    if not fits or never:
+        ticket.detail = never or "one block is larger than the DRAM arena"
     elif ticket.kind is not TicketKind.SAVE:
         ticket.detail = "too many loads wait for DRAM (allocation_waiters_max)"
     if ticket.kind is TicketKind.SAVE:
-        settle_key(state, ticket, position, Outcome.THROTTLED if fits else Outcome.REFUSED)
+        settle_key(state, ticket, position, Outcome.REFUSED if never or not fits else Outcome.THROTTLED)
     else:
         end_prefix(state, ticket, position, Outcome.FAILED)
 
@@ -101,6 +103,8 @@ def expire_ticket(state: State, ticket: Ticket) -> None:
     why = f"; {name}: {level.last_fault}" if level.faults_in_row else ""
     if not why and ticket.kind is TicketKind.SAVE and ticket.ack is not Tier.DRAM and not ticket.waiting:
         why = f" while blocks were on their way to {name}: it is slow, or does not answer"
+    if ticket.waiting and ticket.index is not None and ticket.index.owner.at_quota:
+        why = f"; {ticket.index.owner.called} is at its quota of DRAM, and nothing of its there may go"
     finish_ticket(state, ticket, rest, "the deadline passed" + why)
 
 
@@ -117,10 +121,12 @@ def refuse(state: State, session: int, request: int, ticket: int, code: ErrorCod
 
 
 def _count(state: State, ticket: Ticket, outcomes: list[Outcome]) -> None:
-    kind = ticket.kind.value
-    for outcome in set(outcomes):
-        state.count(f"{kind}_keys", outcome.value, outcomes.count(outcome))
-    if ticket.kind is TicketKind.LOAD:
-        for tier in set(ticket.tiers):
-            if tier:
-                state.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))
+    for counts in (state, ticket.index.owner) if ticket.index is not None else (state,):
+        for outcome in set(outcomes):
+            counts.count(f"{ticket.kind.value}_keys", outcome.value, outcomes.count(outcome))
+        if ticket.kind is TicketKind.SAVE and ticket.index is not None:
+            counts.count("saved_bytes", "dram", outcomes.count(Outcome.STORED) * ticket.index.frames_bytes)
+        if ticket.kind is TicketKind.LOAD:
+            for tier in set(ticket.tiers):
+                if tier:
+                    counts.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from flexkv_py.core.blocks import CopyState, DramCopy, Rule
+from flexkv_py.core.blocks import CopyState, DramCopy
 from flexkv_py.core.messages import Priority, Tier
 from flexkv_py.core.moves import free_chunks
 from flexkv_py.core.placement import Verdict, is_below, judge
@@ -65,7 +65,10 @@ def _revoke_cold(state: State) -> None:
         sharing = [(request, at) for request, at in readers(copy) if request.granted[at] >> chunk & 1]
         if offered[copy, chunk] < len(sharing):
             continue  # it is as warm as its warmest reader
-        if copy.state is not CopyState.READY or any(_keeps(request, at, chunk) for request, at in sharing):
+        if table.short_of not in (None, copy.block.index.owner):
+            continue
+        kept = copy in state.pinned or any(_keeps(request, at, chunk) for request, at in sharing)
+        if kept or copy.state is not CopyState.READY:
             continue
         if is_below(copy.block, Tier.DRAM):
             victims.append((copy, chunk))
@@ -99,6 +102,6 @@ def _write_first(state: State, copy: DramCopy) -> bool:
     block = copy.block
     if any(other.state is CopyState.FILLING for other in block.copies()):
         return True
-    if block.rule is Rule.NEVER or state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
+    if block.rule.skip_below or state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
         return False
     return judge(state, copy) is Verdict.WRITE and demote(state, block, Priority.DEMOTION)

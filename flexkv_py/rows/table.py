@@ -15,6 +15,7 @@ from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
 from flexkv_py.rows.messages import RequestAttached
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.policy import Place, RequestId, RowPolicy
+from flexkv_py.tenants.owner import Owner
 
 HUNCHES_WAITING_MAX = 64
 """So few that what waits for room is still needed when it gets it."""
@@ -77,8 +78,15 @@ class Requests(Generic[CopyT, IndexT]):
         self.hunches: deque[Place] = deque(maxlen=HUNCHES_WAITING_MAX)  # to be brought back; older ones are given up
         self.wants: deque[Want[CopyT, IndexT]] = deque()
         self.short_pages = 0  # what was in vain asked of DRAM while the last event was handled
+        self.short_of: Owner | None = None  # whose quota alone was short, where it was not DRAM itself
         self._names: dict[tuple[IndexT, str | int, int], Request[CopyT, IndexT]] = {}
         self._made = 0
+
+    def short(self, owner: Owner | None, pages: int) -> None:
+        """So much was in vain asked of DRAM, or (with an owner) of its quota there; DRAM itself counts first."""
+        if not self.short_pages or owner is None:
+            self.short_of = owner
+        self.short_pages = max(self.short_pages, pages)
 
     def find(self, session: int, called: int) -> tuple[Request[CopyT, IndexT], Rank] | None:
         """A request this session has attached, and its rank there."""

@@ -218,7 +218,7 @@ class Daemon:
     async def _drain(self) -> None:
         """Admit nothing new, let tickets end until `drain_s` is over, then cancel what is left."""
         parts = self._parts
-        parts.readiness.draining = True
+        parts.readiness.draining, parts.readiness.drain_reason = True, "the daemon is stopping"
         self._manager.stopping(self._drain_s)
         if parts.engine.broken:
             return
@@ -253,7 +253,7 @@ class Daemon:
         log.info("stopped")
 
 
-def _set_log_level(config: Config) -> None:
+def _set_log_level(_before: Config, config: Config) -> None:
     logging.getLogger().setLevel(config.daemon.log_level.upper())
 
 

@@ -34,7 +34,7 @@ def _tier_facts(state: State, level: Level) -> dict[str, Any]:
         "down_reason": level.down_reason or (level.last_fault if level.failing else ""),
         "used_bytes": frames.used_pages * ALIGN_BYTES if dram else level.used_bytes,
         "capacity_bytes": frames.total_pages * ALIGN_BYTES if dram else level.capacity_bytes,
-        "evictable_blocks": level.policy.count + level.reclaimable.count,
-        "reclaimable_blocks": level.reclaimable.count,
+        "evictable_blocks": sum(shelf.count for shelf in level.shelves),
+        "reclaimable_blocks": sum(shelf.reclaimable.count for shelf in level.shelves),
         "writes_in_flight": level.writes.count,
     }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flexkv_py.core.config import PlannerConfig
+from flexkv_py import operating
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -31,7 +31,8 @@ from flexkvd.executor import Executor
 from flexkvd.frame_check import check_frames
 from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
-from flexkvd.planning import planner_config
+from flexkvd.operations import Operations
+from flexkvd.planning import changed_rules, planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.requests import Requests
 from flexkvd.reset_log import ResetLog
@@ -42,7 +43,6 @@ from flexkvd.sessions import Sessions
 from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
-from flexkvd.toml_tables import bad_config
 
 BOOT_BYTES = 16
 
@@ -64,6 +64,7 @@ class Parts:
     resets: Resets
     row_path: RowPath
     lag: LagProbe
+    operations: Operations
     settings: Settings
 
 
@@ -83,41 +84,59 @@ async def make_parts(
     arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told)
+    planner = Planner(told, [operating.handlers])
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
-    codecs = Codecs.make(config, arena)
-    stack.push_async_callback(codecs.close)
-    await codecs.start()
     readiness = Readiness()
-    stores = await _make_stores(config, arena, codecs, engine, readiness, stack)
+    codecs, stores = await _make_stores(config, arena, engine, readiness, stack)
     sessions = Sessions(engine, config.limits)
     sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
-    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
-    resets = Resets(engine, sessions, shared, _reset_log(config), loop)
-    stack.callback(resets.close)
-    resets.go_on()
+    resets = _make_resets(config, engine, sessions, stores, stack)
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
+    operations, settings = Operations(engine, planner, sessions, readiness), Settings(config)
+    settings.listen(lambda before, after: operations.change(changed_rules(before, after)))
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
+    server = _serve(config, token, requests, sessions, boot, inherited, stack)
+    return Parts(
+        boot=boot,
+        planner=planner,
+        engine=engine,
+        sessions=sessions,
+        executor=executor,
+        server=server,
+        arena=arena,
+        devices=devices,
+        stores=stores,
+        readiness=readiness,
+        resets=resets,
+        row_path=row_path,
+        lag=lag,
+        operations=operations,
+        settings=settings,
+    )
+
+
+def _serve(
+    config: Config,
+    token: str,
+    requests: Requests,
+    sessions: Sessions,
+    boot: bytes,
+    inherited: Inherited | None,
+    stack: AsyncExitStack,
+) -> Server:
+    """From here on workers can connect."""
     given = inherited.claim("worker", config.daemon.socket) if inherited else None
     listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
     stack.callback(listener.close)
-    gate = Gate.of(config.daemon, os.getuid(), token)
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, config.dram.segment_bytes, loop)
+    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
+    loop = asyncio.get_running_loop()
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop)
     stack.callback(server.close)
-    settings = Settings(config)
-    settings.listen(partial(_keep_rules, told))
-    tail = (readiness, resets, row_path, lag, settings)
-    return Parts(boot, planner, engine, sessions, executor, server, arena, devices, stores, *tail)
-
-
-def _keep_rules(told: PlannerConfig, config: Config) -> None:
-    """The planner is told its rules once: a change of them is refused, not accepted without effect."""
-    if planner_config(config) != told:
-        raise bad_config("the planner's rules change only with a restart: write them into the file")
+    return server
 
 
 def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:
@@ -133,15 +152,27 @@ def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[
 
 
 async def _make_stores(
-    config: Config, arena: Arena, codecs: Codecs, engine: Engine, readiness: Readiness, stack: AsyncExitStack
-) -> Stores:
-    """The tiers below DRAM; the directories of the SSD tier are locked."""
+    config: Config, arena: Arena, engine: Engine, readiness: Readiness, stack: AsyncExitStack
+) -> tuple[Codecs, Stores]:
+    """The tiers below DRAM and what compresses for them; the directories of the SSD tier are locked."""
+    codecs = Codecs.make(config, arena)
+    stack.push_async_callback(codecs.close)
+    await codecs.start()
     stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
-    return stores
+    return codecs, stores
+
+
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
+    """Resets of namespaces; those of the last life go on."""
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
+    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
+    stack.callback(resets.close)
+    resets.go_on()
+    return resets
 
 
 def _reset_log(config: Config) -> ResetLog | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
+from flexkv_py.operating.messages import Rules
 from flexkv_py.rows.table import RowLimits
 from flexkvd.config import Config, RowPathTable
 from flexkvd.tier_tables import SsdTable
@@ -43,6 +47,19 @@ def planner_config(config: Config) -> PlannerConfig:
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
         rows=_row_limits(config.row_path),
     )
+
+
+def changed_rules(before: Config, config: Config) -> Rules:
+    """What of a change the planner is to be told while it runs: no rule that stays, a budget would begin anew."""
+    old, new = _rules(before), _rules(config)
+    return Rules(**{name: value for name, value in new.items() if value != old[name]})
+
+
+def _rules(config: Config) -> dict[str, Any]:
+    told = planner_config(config)
+    return {
+        each.name: told.rows.policy if each.name == "row_policy" else getattr(told, each.name) for each in fields(Rules)
+    }
 
 
 def _row_limits(table: RowPathTable) -> RowLimits:

@@ -25,6 +25,7 @@ class Readiness:
 
     steps: dict[str, Step] = field(default_factory=dict)
     draining: bool = False
+    drain_reason: str = ""
     on_ready: Callable[[], None] = lambda: None  # also when a step ends that was not awaited any more
 
     def begin(self, name: str, progress: Callable[[], str]) -> None:
@@ -51,6 +52,6 @@ class Readiness:
         """For `/readyz`: `reasons` names what is awaited, `degraded` what is served without, with how far each is."""
         reasons = {name: step.progress() for name, step in self.steps.items() if step.awaited}
         if self.draining:
-            reasons["drain"] = "the daemon is stopping"
+            reasons["drain"] = self.drain_reason
         degraded = {name: step.progress() for name, step in self.steps.items() if not step.awaited}
         return {"ready": self.ready, "reasons": reasons, "degraded": degraded}

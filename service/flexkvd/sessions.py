@@ -157,7 +157,12 @@ class Sessions:
     @property
     def busy(self) -> bool:
         """Whether any ticket runs: a client's, or a flush the operator waits for."""
-        return bool(self._own or self.open_tickets())
+        return bool(self.running)
+
+    @property
+    def running(self) -> int:
+        """How many these are."""
+        return len(self._own) + len(self.open_tickets())
 
     def open_tickets(self) -> list[Ticket]:
         """Clients' tickets that are not over."""

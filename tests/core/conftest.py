@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flexkv_py.core.blocks import Index
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
     ChunkLanded,
@@ -31,6 +32,7 @@ from flexkv_py.core.messages import (
     TransfersFinished,
 )
 from flexkv_py.core.planner import Planner
+from flexkv_py.core.state import State
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest, key_of_hash
 from flexkv_py.rows.grants import chunks_in
 from tests import invariants
@@ -146,6 +148,11 @@ class Bench:
     def copy(self, key: BlockKey, tier: Tier) -> Any:
         block = self.planner.state.index(NAMESPACE, 0).blocks.get(key)
         return None if block is None else block.copy_in(tier)
+
+
+def make_index() -> Index:
+    """An index that belongs to a tenant of its own, with no planner around it."""
+    return State(PlannerConfig(tiers=(Tier.DRAM, Tier.SSD))).index(NAMESPACE, 0)
 
 
 def make_bench(**config: Any) -> Bench:

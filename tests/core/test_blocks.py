@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexkv_py.core.blocks import CopyState, Index, Rule, SsdCopy, children_of
+from flexkv_py.core.blocks import PLAIN, CopyState, Rank, Rule, SsdCopy, children_of
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import NamespaceSpec, Tier
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import align_up
 from flexkv_py.keys import ROOT
-from tests.core.conftest import CHUNKS, NAMESPACE, chain
+from tests.core.conftest import CHUNKS, NAMESPACE, chain, make_index
 
 
 def tree() -> dict[bytes, bytes]:
@@ -30,7 +30,7 @@ def tree() -> dict[bytes, bytes]:
 def test_children_are_known_whatever_comes_and_goes(order):
     """Blocks appear and vanish in any order; each is always its parent's child, or waits for the parent by key."""
     parents = tree()
-    keys, index = list(parents), Index(NAMESPACE, 0)
+    keys, index = list(parents), make_index()
     for at in order:
         key = keys[at]
         if key in index.blocks:
@@ -50,7 +50,7 @@ def test_children_are_known_whatever_comes_and_goes(order):
 
 def test_a_block_with_a_copy_is_not_forgotten():
     """A block leaves its index only when it is in no tier."""
-    index = Index(NAMESPACE, 0)
+    index = make_index()
     block = index.add(chain(1)[0], ROOT)
     block.ssd = SsdCopy(block, 5)
     with pytest.raises(AssertionError):
@@ -62,7 +62,7 @@ def test_a_block_with_a_copy_is_not_forgotten():
 
 def test_an_entry_of_the_index_stays_small():
     """A block and its copy on SSD take 208 bytes together: eight more in either would be sixteen, a million times."""
-    index = Index(NAMESPACE, 0)
+    index = make_index()
     block = index.add(chain(1)[0], ROOT)
     block.ssd = SsdCopy(block, 5)
     assert [align_up(sys.getsizeof(each), 16) for each in (block, block.ssd)] == [112, 96]
@@ -70,19 +70,19 @@ def test_an_entry_of_the_index_stays_small():
 
 def test_what_few_blocks_have_is_kept_beside_them():
     """The rule of a save's hints is the block's own until it changes or the block is forgotten, and leaves nothing."""
-    index = Index(NAMESPACE, 0)
+    index = make_index()
     first, second = (index.add(key, ROOT) for key in chain(2))
-    first.rule, second.rule = Rule.NEVER, Rule.ALWAYS
-    assert (first.rule, second.rule) == (Rule.NEVER, Rule.ALWAYS)
-    first.rule = Rule.ADMISSION
+    first.rule, second.rule = Rule(skip_below=True), Rule(rank=Rank.HIGH)
+    assert (first.rule, second.rule) == (Rule(skip_below=True), Rule(rank=Rank.HIGH))
+    first.rule = Rule()
     index.remove(second)
-    assert first.rule is Rule.ADMISSION
+    assert first.rule == PLAIN
     assert not index.rules
 
 
 def test_the_first_to_tell_says_how_blocks_are_cut():
     """The cut of a namespace never changes: its digest covers it."""
-    index = Index(NAMESPACE, 0)
+    index = make_index()
     index.introduce(NamespaceSpec(NAMESPACE, CHUNKS))
     index.introduce(NamespaceSpec(NAMESPACE, (4096,)))
     assert index.chunk_count == len(CHUNKS)
@@ -93,7 +93,7 @@ def test_the_first_to_tell_says_how_blocks_are_cut():
 def test_only_a_filling_copy_is_waited_for():
     """Nobody would ever tell someone who waits on a copy that has ended."""
     state = State(PlannerConfig())
-    block = Index(NAMESPACE, 0).add(chain(1)[0], ROOT)
+    block = make_index().add(chain(1)[0], ROOT)
     copy = SsdCopy(block, 0)
     state.wait_on(copy, Demand(block, Tier.SSD, None, 0))
     copy.state = CopyState.READY

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
+from flexkv_py.core.blocks import Block, Copy, DramCopy
 from flexkv_py.core.history import History
 from flexkv_py.core.policies import POLICIES, Adaptive, LeastRecentlyUsed, Policy, SmallMainFifo
 from flexkv_py.keys import BlockKey
-from tests.core.conftest import NAMESPACE, chain
+from tests.core.conftest import chain, make_index
 
 STEPS = st.lists(st.tuples(st.sampled_from(("add", "cool", "remove", "evict")), st.integers(0, 7)))
 
 
 def copies(count: int) -> list[Copy]:
     """DRAM copies of unrelated blocks."""
-    index = Index(NAMESPACE, 0)
+    index = make_index()
     return [DramCopy(Block(key, key, index), b"") for key in chain(count)]
 
 
@@ -91,7 +91,7 @@ def test_a_copy_stands_in_one_order_only():
 
 def misses(policy: Policy, references: list[int], room: int) -> int:
     """A cache of `room` blocks in this order of eviction, with the planner's history, and what it missed."""
-    index, history = Index(NAMESPACE, 0), History()
+    index, history = make_index(), History()
     cached: dict[int, Copy] = {}
     missed = 0
     for number in references:

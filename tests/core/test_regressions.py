@@ -71,7 +71,7 @@ def test_an_ssd_record_lost_while_it_is_staged_stands_in_no_order(benches):
     bench.settle()
     assert bench.copy(keys[0], Tier.S3).state is CopyState.READY
     assert bench.copy(keys[0], Tier.SSD) is None
-    assert ssd.reclaimable.count + ssd.policy.count == ssd.used_bytes // RECORD_BYTES
+    assert sum(shelf.count for shelf in ssd.shelves) == ssd.used_bytes // RECORD_BYTES
 
 
 def test_an_ssd_smaller_than_dram_does_not_keep_saves_waiting(benches):

@@ -90,11 +90,11 @@ def test_a_copy_whose_record_made_room_stays_ready_to_go(benches: Any) -> None:
     bench.settle()
     assert bench.copy(second, Tier.SSD).state is CopyState.READY
     assert bench.copy(first, Tier.SSD) is None
-    assert bench.copy(first, Tier.DRAM).queue is bench.planner.state.dram.reclaimable
+    assert bench.copy(first, Tier.DRAM).stands_ready
     used = bench.load([first])
     bench.settle()
     assert bench.outcomes(used) == [Outcome.LOADED]
-    assert bench.copy(first, Tier.DRAM).queue is not bench.planner.state.dram.reclaimable
+    assert not bench.copy(first, Tier.DRAM).stands_ready
 
 
 def test_a_leased_block_keeps_the_record_its_copy_counts_on(benches: Any) -> None:

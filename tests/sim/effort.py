@@ -10,12 +10,12 @@ are drops, which need a record each, and promotions for staging, of which each t
 |---|---|---|
 | a DRAM copy | 2 | a write below, and the SSD record that comes of it |
 | an SSD record | 1 | a write to S3. Its block is promoted for that, and that DRAM copy weighs nothing |
-| either, if it stands ready to go because of a record below | 0 | it need not be written again (`_had_their_turn`) |
+| either, if it stands ready to go because of a record below | 0 | it need not be written again (`had_their_turn`) |
 | a DRAM copy of a running request that is below, or being written there | 0 | that record stays as long as it runs |
 | a block that a request wants below | 5, and 2 for a DRAM copy to be made | its write; 1 once that runs |
 | a key that waits for room, or for another's fill | 8 | a DRAM copy and a demand, or copies that stood ready to go |
 | a block that a failed step waits for | 1 | its SSD record may have stood ready to go, until it is read |
-| a block a flush has not looked at | 7 | a demand |
+| a block a flush has not looked at, or an operation has not dealt with | 7 | a demand |
 
 What is on its way to S3 when S3 goes down leaves a DRAM copy that was promoted for that; it may weigh from then on.
 Besides, nothing is set aside for S3 only to be refused, and no wake-up that the planner asks for is in vain.
@@ -41,6 +41,7 @@ from flexkv_py.core.planner import Planner
 from flexkv_py.core.sessions import Ticket
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Demand, Transfer, Wish
+from flexkv_py.operating.operations import Operations
 from tests.invariants import live_demands
 from tests.sim.violation import Violation
 
@@ -55,9 +56,13 @@ SLACK_PER_DEMAND = 3
 class Effort:
     """What one life of the planner may still do."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, operations: Operations, blocks_max: int) -> None:
+        """`blocks_max`: that can ever be."""
         self._planner = planner
+        self._operations = operations
+        self._blocks_max = blocks_max
         self._potential = 0
+        self._expired = 0
         self._refused = 0  # staged blocks that did not reach S3
         self._slack = 0  # by how much the potential may yet grow before the next event from outside
         self._refusals_left = 0  # of blocks that are set aside for S3 by then
@@ -68,12 +73,18 @@ class Effort:
         """After the planner has handled an event; `at_once` when it had asked to be woken now. Raises Violation."""
         state = self._planner.state
         writes = [move for move in instructions if type(move) is StartMove and move.kind is MoveKind.DEMOTE]
-        potential, refused = potential_of(state), state.counters.get(("not_staged", "s3"), 0)
+        operated = self._operated()
+        potential = potential_of(state) + (WEIGHT_DEMAND + WEIGHT_DRAM) * operated
+        refused = state.counters.get(("not_staged", "s3"), 0)
         grown, turned_away = potential + len(writes) - self._potential, refused - self._refused
         self._potential, self._refused = potential, refused
-        if not _is_inside(event):
+        expired = sum(count for (name, _), count in state.counters.items() if name == "expired")
+        ended, self._expired = expired - self._expired, expired  # blocks whose time was over: asked for long ago
+        if ended or not _is_inside(event):
             self._refusals_left = sum(want.staged is not None for want in live_demands(state))
-            self._slack = SLACK_PER_DEMAND * _demanded(state) + WEIGHT_DRAM * self._refusals_left
+            self._slack = (
+                SLACK_PER_DEMAND * (_demanded(state) + operated + self._under_way()) + WEIGHT_DRAM * self._refusals_left
+            )
         else:
             self._slack -= max(0, grown)
             self._refusals_left -= turned_away
@@ -84,12 +95,24 @@ class Effort:
             raise Violation(f"the planner spins: {turned_away} blocks were set aside for S3 only to be refused")
         self._count_wakes(event, instructions, at_once)
 
+    def _operated(self) -> int:
+        """Blocks that operations have still to deal with, but for demands; of those that gather, all there can be."""
+        total = 0
+        for each in self._operations.running.values():
+            total += self._blocks_max if each.gathering else len(each.left)
+            total += sum(begun.ticket is None for begun in each.under_way)
+        return total
+
+    def _under_way(self) -> int:
+        """Blocks that operations have begun with."""
+        return sum(len(each.under_way) for each in self._operations.running.values())
+
     def _count_wakes(self, event: Event, instructions: list[Instruction], at_once: bool) -> None:
         if type(event) is ChunkLanded:
             return
         self._wakes = self._wakes + 1 if type(event) is TimePassed and at_once and not instructions else 0
         if self._wakes <= 1:
-            self._wakes_max = WAKES_MIN + _slices(self._planner.state)
+            self._wakes_max = WAKES_MIN + _slices(self._planner.state) + self._operated()
         if self._wakes > self._wakes_max:
             raise Violation(f"the planner spins: it woke {self._wakes} times in a row, and did nothing")
 
@@ -169,7 +192,7 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
         below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
         return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
-    return 0 if paid_for and copy.queue is state.levels[copy.tier].reclaimable else weight
+    return 0 if paid_for and copy.stands_ready else weight
 
 
 def _slices(state: State) -> int:

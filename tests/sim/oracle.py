@@ -95,6 +95,10 @@ class Oracle:
         for tier in (Tier.SSD, Tier.S3):
             self._promised.pop((tier, block), None)
 
+    def was_hurt(self, block: BlockName, since: int) -> bool:
+        """Whether it lost a record to a fault since that moment."""
+        return self._hurt.get(block, 0) > since
+
     def drop_started(self, move: StartMove) -> None:
         """Dropping what was promised needs a reason in the block's story."""
         store = self._world.stores[move.tier]

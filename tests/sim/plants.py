@@ -19,13 +19,16 @@ from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Demand, InFlight
 from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.grants import Request
+from flexkv_py.tenants import tending
+from flexkv_py.tenants.shelf import Shelf
 from flexkv_tiers.codec import HEADER_BYTES, parse_header
 from flexkv_tiers.fake import FakeRecords
 from tests.sim import stores
 from tests.sim.executor import Executor
 from tests.sim.plant import Plant, planter
+from tests.sim.wish_plants import WISH_PLANTS
 
-PLANTS: dict[str, Plant] = {}
+PLANTS: dict[str, Plant] = {**WISH_PLANTS}
 _plant = planter(PLANTS)
 
 
@@ -138,7 +141,7 @@ def _late_delete(_: Any) -> Any:
     return being_reset
 
 
-@_plant("a leased block is evicted like any other", (placement, "judge"), (room, "judge"), (moves, "judge"))
+@_plant("a leased block is evicted like any other", (placement, "judge"), (tending, "judge"), (moves, "judge"))
 def _evicted_while_leased(right: Any) -> Any:
     def judge(state: State, copy: Copy) -> placement.Verdict:
         held, copy.block.holds = copy.block.holds, 0
@@ -229,9 +232,9 @@ def _list_corrupted(right: Any) -> Any:
 
 @_plant("after a restart usage is counted from zero", (recovery, "_adopt"))
 def _usage_from_zero(right: Any) -> Any:
-    def adopt(state: State, copy: Copy, level: Level) -> None:
-        right(state, copy, level)
-        level.used_bytes -= copy.block.index.record_bytes
+    def adopt(state: State, copy: Copy, shelf: Shelf) -> None:
+        right(state, copy, shelf)
+        shelf.used_bytes -= copy.block.index.record_bytes
 
     return adopt
 
@@ -357,7 +360,7 @@ def _lost_early_ignored(_: Any) -> Any:
 # ------------------------------------------------------------ decisions that undo each other
 
 
-@_plant("a record that makes room leaves the copy above to be written again", (room, "_had_their_turn"))
+@_plant("a record that makes room leaves the copy above to be written again", (room, "had_their_turn"))
 def _written_again(_: Any) -> Any:
     def had_their_turn(_state: State, _record: Copy) -> None:
         return
@@ -365,7 +368,7 @@ def _written_again(_: Any) -> Any:
     return had_their_turn
 
 
-@_plant("SSD blocks are set aside for an S3 that takes none", (room, "judge"))
+@_plant("SSD blocks are set aside for an S3 that takes none", (tending, "judge"))
 def _staged_in_vain(right: Any) -> Any:
     def judge(state: State, copy: Copy) -> placement.Verdict:
         verdict: placement.Verdict = right(state, copy)

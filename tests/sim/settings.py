@@ -10,6 +10,7 @@ from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.table import RowLimits
 from tests.sim.faults import MILLISECOND
+from tests.sim.tenants import Tenants
 
 CHAINS_OF_TIERS = (
     (Tier.DRAM,),
@@ -22,7 +23,9 @@ CHAINS_OF_TIERS = (
 )
 
 
-def make_config(chance: random.Random, row_chance: random.Random, specs: list[NamespaceSpec]) -> PlannerConfig:
+def make_config(
+    chance: random.Random, row_chance: random.Random, specs: list[NamespaceSpec], tenants: Tenants
+) -> PlannerConfig:
     """DRAM for a dozen blocks or two, tiers below by chance, and now and then limits of next to nothing."""
     largest = max(ALIGN_BYTES + spec.block_bytes for spec in specs)
     tiers = chance.choice(CHAINS_OF_TIERS)
@@ -51,6 +54,8 @@ def make_config(chance: random.Random, row_chance: random.Random, specs: list[Na
         promotion_bytes_in_flight_max=chance.choice((1, 6, 64)) * largest,
         flush_in_flight_max=chance.choice((1, 16)),
         demotion_faults_max=chance.choice((1, 2)),
+        tenants_max=tenants.tenants_max,
+        quotas=tenants.quotas,
         rows=RowLimits(
             policy=row_chance.choice(sorted(ROW_POLICIES)),
             requests_per_session_max=row_chance.choice((1, 1024, 1024)),

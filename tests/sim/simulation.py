@@ -51,12 +51,14 @@ def _live(world: World, steps: int) -> Workload:
         pass
     workload.stop()
     world.rows.stop()
+    world.wishes.stop()
     return workload
 
 
 def _calm_down(world: World) -> None:
     """Faults stop: now every ticket ends, every queue drains, every request is answered."""
     world.faults.stop()
+    world.tenants.calm(world)
     for tier in list(world.stores):
         world.set_tier(tier, up=True)
     _settle(world, "after the faults stopped")
@@ -67,6 +69,7 @@ def _calm_down(world: World) -> None:
     if unanswered or world.asked:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
     world.rows.check_over()
+    world.wishes.check_over()
     snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):
         if snapshot[what]:

@@ -86,6 +86,7 @@ class Workload:
     def _trouble(self) -> None:
         """What goes wrong of itself: tiers, records, the whole daemon."""
         world, chance, faults = self._world, self._chance, self._world.faults
+        world.tenants.trouble(world)
         if chance.random() < faults.down_rate and world.stores:
             tier = chance.choice(list(world.stores))
             world.set_tier(tier, up=False)
@@ -154,7 +155,7 @@ class Workload:
             return
         for key, slot in zip(keys, ticket.slots, strict=True):
             client.slots[slot] = world.right(world.name(client, key))
-        hints = SaveHints(chance.random() < 0.05, chance.random() < 0.1)
+        hints = world.tenants.hints(SaveHints(chance.random() < 0.05, chance.random() < 0.1))
         deadline = self._deadline(always=True)
         world.post(SaveAsked(client.number, ticket.number, keys, parent, deadline, ack, hints, world.now_ns))
 

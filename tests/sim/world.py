@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from xxhash import xxh3_64
@@ -43,9 +43,11 @@ from flexkv_py.core.messages import (
     TransfersFinished,
 )
 from flexkv_py.core.planner import Planner
+from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.operating.extension import Operating
 from flexkv_tiers.base import FoundBatch
 from flexkv_tiers.codec import chunk_checksum
 from tests import invariants
@@ -59,8 +61,10 @@ from tests.sim.oracle import Oracle
 from tests.sim.rows import RowTraffic
 from tests.sim.settings import make_config
 from tests.sim.stores import Bucket, Disk
+from tests.sim.tenants import Tenants
 from tests.sim.violation import Violation
 from tests.sim.whims import Whims
+from tests.sim.wishes import Wishes
 
 CHECK_EVERY_STEPS = 50
 TIMER_MIN_NS = 500_000
@@ -70,6 +74,7 @@ FAIR_REFUSALS = (
     ErrorCode.TIER_UNAVAILABLE,
     ErrorCode.UNKNOWN_LEASE,
 )
+SHARDS = 2
 STORE_SLACK_BYTES = 8 * ALIGN_BYTES
 """Stores have a little more room than the planner believes, as disks do."""
 
@@ -87,10 +92,12 @@ class World:
         self.namespaces = make_namespaces(self.chance)
         self._row_chance = random.Random(seed)  # its own: worlds without workers of the row path stay as they are
         self._whims = self._row_chance.random() < 0.4
+        self._wish_chance = random.Random(seed)  # likewise
+        self._wish_gap_ns = self._wish_chance.choice((0, 0, 200, 2000)) * MICROSECOND
         self._row_gap_ns = self._row_chance.choice((0, 0, 100, 1000)) * MICROSECOND
-        self.config: PlannerConfig = make_config(
-            self.chance, self._row_chance, [space.spec for space in self.namespaces]
-        )
+        specs = [space.spec for space in self.namespaces]
+        self.tenants = Tenants(seed, specs)
+        self.config: PlannerConfig = make_config(self.chance, self._row_chance, specs, self.tenants)
         self.faults = Faults(self.chance)
         self.stores: dict[Tier, Disk | Bucket] = {}
         if Tier.SSD in self.config.tiers:
@@ -148,6 +155,7 @@ class World:
         at_once = due is not None and due <= self.planner.state.now_ns
         instructions = self.planner.handle(event)
         self.effort.note(event, instructions, at_once=at_once)
+        self.tenants.check(self, event)
         if instructions:
             self.digest.update(repr(instructions).encode())
         for instruction in instructions:
@@ -163,11 +171,12 @@ class World:
         self.oracle.check_ledger()
         self._check_orders()
         self.rows.check()
+        self.wishes.check()
 
     def _check_orders(self) -> None:
         """Each list, walked from its oldest, leads to its newest and has as many copies as it says."""
         for level in self.planner.state.levels.values():
-            for order in (level.reclaimable, *level.policy.lists):
+            for order in (order for shelf in level.shelves for order in shelf.lists):
                 count, last, copy = 0, None, order.oldest
                 while copy is not None and count <= order.count:
                     if copy.queue is not order or copy.older is not last:
@@ -254,7 +263,8 @@ class World:
     def open_session(self, namespace: Namespace, shard: int, instance: str = "") -> Client:
         number = self.next_number()
         client = self.clients[number] = Client(number, namespace, shard)
-        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns, instance))
+        tenant = self.tenants.tenant(namespace.digest)
+        self.post(SessionOpened(number, namespace.spec, shard, self.now_ns, instance, tenant))
         return client
 
     def close_session(self, client: Client) -> None:
@@ -301,13 +311,13 @@ class World:
         self.life += 1
         self.arena = FakeArena()
         self.executor = Executor(self, self.arena)
-        self.planner = Planner(self.config)
+        self.planner = Planner(self.config, [self._extend])
         self.planner.state.frames = WatchedFrames(
             self.config.segment_bytes, self.config.dram_segments, self.arena.given_back
         )
         if self._whims:
             self.planner.state.rows.policy = Whims(self._row_chance)
-        self.effort = Effort(self.planner)
+        self.effort = Effort(self.planner, self.operating.operations, SHARDS * len(self.parents))
         self._ended = []
         self.clients: dict[int, Client] = {}
         self.tickets: dict[int, Ticket] = {}
@@ -315,6 +325,7 @@ class World:
         self.requests: dict[int, tuple[Client, Callable[[], None]]] = {}
         self.refused: dict[int, Callable[[ErrorCode], None]] = {}
         self.rows = RowTraffic(self, self._row_chance, 0 if self.faults.stopped else self._row_gap_ns, self.recompute)
+        self.wishes = Wishes(self, self._wish_chance, 0 if self.faults.stopped else self._wish_gap_ns)
         self.recovering = list(self.stores)
         self._answers: dict[type[Instruction], Callable[[Any], None]] = {
             StartMove: self.executor.start_move,
@@ -328,11 +339,17 @@ class World:
             ChangePages: self.rows.changed,
             RefuseReplay: self.rows.refused,
             LoseSession: self.rows.lost,
+            **self.wishes.answers(),
         }
+        self.tenants.begin_life(self)
         for tier, store in self.stores.items():
             if tier in self._down:
                 self.post(TierChanged(tier, False, "planned", self.now_ns))
             self.after(self.chance.choice((0, 1, 20)) * MILLISECOND, self._read_in, tier, store.pages())
+
+    def _extend(self, state: State) -> Mapping[type[Any], Callable[[Any], None]]:
+        self.operating = Operating(state)
+        return self.operating.handlers()
 
     def crash(self) -> None:
         """SIGKILL: DRAM, sessions and all that ran are gone; a record being written may be torn, an object there."""

@@ -9,7 +9,7 @@ from flexkv_py.core.policies.base import Policy
 from flexkv_py.core.policies.lru import LeastRecentlyUsed
 from flexkv_py.core.policies.s3fifo import SmallMainFifo
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[[int], Policy]] = {
     "adaptive": Adaptive,
     "lru": LeastRecentlyUsed,
     "s3fifo": SmallMainFifo,

@@ -18,8 +18,8 @@ from flexkv_py.keys import BlockKey
 
 SHARES = (1.0, 0.1, 0.5)
 """Candidates: the room for blocks used once. The whole of it is LRU."""
-SAMPLE_MAX = 2048
-"""Keys in one miniature at most: beyond that, half as many keys are sampled."""
+SAMPLE_MAX, SAMPLE_MIN = 2048, 64
+"""Keys in one miniature at most: beyond that, half as many keys are sampled. The n-th tenant has an n-th of them."""
 
 REFERENCES_PER_ROUND = 512
 ROUND_WEIGHT = 0.8
@@ -55,7 +55,8 @@ class Miniature:
 class Duel:
     """Which candidate has missed least of late."""
 
-    def __init__(self) -> None:
+    def __init__(self, sample_max: int = SAMPLE_MAX) -> None:
+        self._sample_max = sample_max
         self._begin()
         self._halvings = 0  # one key in 2**halvings is sampled
         self.mask = 0
@@ -74,7 +75,7 @@ class Duel:
         """A sampled block was used; `fresh` when it was not in the tier before. The order holds `count` copies."""
         key = block.key
         self._blocks_max = max(self._blocks_max, count)
-        while self._blocks_max >> self._halvings > SAMPLE_MAX:
+        while self._blocks_max >> self._halvings > self._sample_max:
             self._halvings += 1
             self.mask = (1 << self._halvings) - 1
             self._begin()  # what was seen of the larger sample would count double
@@ -100,9 +101,9 @@ class Duel:
 class Adaptive(Policy):
     """`mark` is when the copy was last used, in steps that many copies share: one int object for all of them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._duel = Duel()
+    def __init__(self, tenants: int = 1) -> None:
+        super().__init__(tenants)
+        self._duel = Duel(max(SAMPLE_MIN, SAMPLE_MAX // tenants))
         self._stamp = 1
         self._adds = 0
 

@@ -24,7 +24,7 @@ class Policy(ABC):
     pinned or gone was simply taken out of the list it stood in. `copy.mark` is the policy's own, 0 before its `add`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: int = 1) -> None:  # noqa: ARG002 - for those that take memory in each tenant's order
         self.cold = CopyList()
         self.once = CopyList()
         self.again = CopyList()

@@ -1,0 +1,1 @@
+"""Tenants, purely: what each uses of every tier, what it may use, who gives room first, how long blocks are kept."""

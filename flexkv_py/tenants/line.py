@@ -1,0 +1,87 @@
+"""Those who wait for the same thing, tenant by tenant.
+
+Each tenant's wait in order, and tenants take turns: one that has many waiting holds up only its own. Made and served
+by the planner's flows, which know what is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Generic, TypeVar
+
+from flexkv_py.tenants.owner import Owner
+
+ItemT = TypeVar("ItemT")
+
+
+class Line(Generic[ItemT]):
+    """See the module's docstring. Every operation is O(1); `turns` is O(its answer)."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Owner, deque[ItemT]] = {}  # none of them empty; whose turn it is stands first
+        self._count = 0
+        self.short = False  # somebody waits for what the tier lacks, and not only for his own quota
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[ItemT]:
+        return (item for queue in self._queues.values() for item in queue)
+
+    def __contains__(self, owner: object) -> bool:
+        """Whether a tenant has anything waiting."""
+        return owner in self._queues
+
+    def turns(self) -> list[Owner]:
+        """Whose turn it is, and who comes after."""
+        return list(self._queues)
+
+    def append(self, owner: Owner, item: ItemT) -> None:
+        self._queues.setdefault(owner, deque()).append(item)
+        self._count += 1
+
+    def put_first(self, owner: Owner, item: ItemT) -> None:
+        """Before all of its tenant that wait already."""
+        self._queues.setdefault(owner, deque()).appendleft(item)
+        self._count += 1
+
+    def first(self, owner: Owner) -> ItemT | None:
+        """What is next of a tenant."""
+        queue = self._queues.get(owner)
+        return queue[0] if queue else None
+
+    def first_few(self, owner: Owner, items_max: int) -> list[ItemT]:
+        """What is next of a tenant, a bounded number."""
+        return list(islice(self._queues.get(owner, ()), items_max))
+
+    def remove(self, owner: Owner, item: ItemT) -> None:
+        """It waits no more. O(1) for the first of a tenant, else O(those before it)."""
+        queue = self._queues[owner]
+        if queue[0] is item:
+            queue.popleft()
+        else:
+            queue.remove(item)
+        self._count -= 1
+        if not queue:
+            del self._queues[owner]
+
+    def discard(self, unwanted: Callable[[ItemT], bool]) -> list[ItemT]:
+        """Those that are not wanted wait no more. O(all)."""
+        gone = []
+        for owner, queue in list(self._queues.items()):
+            gone += [item for item in queue if unwanted(item)]
+            kept = deque(item for item in queue if not unwanted(item))
+            if kept:
+                self._queues[owner] = kept
+            else:
+                del self._queues[owner]
+        self._count -= len(gone)
+        return gone
+
+    def end_turn(self, owner: Owner) -> None:
+        """All others come before this tenant now."""
+        queue = self._queues.pop(owner, None)
+        if queue is not None:
+            self._queues[owner] = queue

@@ -1,0 +1,62 @@
+"""All tenants the planner knows, and which of them a namespace belongs to.
+
+A namespace is a digest; only a session's hello, or what the daemon wrote down of earlier ones, says whose it is.
+Held by the planner's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from flexkv_py.keys import NamespaceDigest
+from flexkv_py.tenants.owner import NO_QUOTA, Marker, Owner, Quota
+
+NAMESPACES_MAX = 65_536
+"""Names kept for namespaces; the one named longest ago is forgotten first, and its blocks count as unknown's."""
+
+
+class Registry:
+    """See the module's docstring. `made` gives a new owner its shelves."""
+
+    def __init__(self, tenants_max: int, quotas: Mapping[str, Quota], made: Callable[[Owner], None]) -> None:
+        self.quotas = dict(quotas)
+        self._tenants_max = tenants_max
+        self._made = made
+        self._owners: dict[str | Marker, Owner] = {}
+        self._names: dict[NamespaceDigest, str] = {}
+
+    def __iter__(self) -> Iterator[Owner]:
+        return iter(self._owners.values())
+
+    def learn(self, namespace: NamespaceDigest, tenant: str) -> None:
+        """A namespace is this tenant's."""
+        self._names.pop(namespace, None)
+        self._names[namespace] = tenant
+        if len(self._names) > NAMESPACES_MAX:
+            del self._names[next(iter(self._names))]
+
+    def owner_of(self, namespace: NamespaceDigest) -> Owner:
+        """Whose the blocks of a namespace are."""
+        name = self._names.get(namespace)
+        return self._owner(Marker.UNKNOWN) if name is None else self.named(name)
+
+    def named(self, name: str) -> Owner:
+        """The tenant called so; when as many are known as may be, what stands for all others."""
+        full = name not in self._owners and sum(isinstance(known, str) for known in self._owners) >= self._tenants_max
+        return self._owner(Marker.OTHERS if full else name)
+
+    def find(self, name: str | Marker) -> Owner | None:
+        """An owner that is known."""
+        return self._owners.get(name)
+
+    def forget(self, owner: Owner) -> None:
+        """A tenant that has nothing anywhere any more makes place for others."""
+        del self._owners[owner.name]
+
+    def _owner(self, name: str | Marker) -> Owner:
+        owner = self._owners.get(name)
+        if owner is None:
+            quota = self.quotas.get(name, NO_QUOTA) if isinstance(name, str) else NO_QUOTA
+            owner = self._owners[name] = Owner(name, quota)
+            self._made(owner)
+        return owner

@@ -1,0 +1,85 @@
+"""Whose turn it is when room has come free: lines of keys and of demands are served tenant by tenant, in slices.
+
+What serving one of them takes, `loading`, `saving` and `demands` say. Called by the planner.
+"""
+
+from __future__ import annotations
+
+from flexkv_py.core import loading, saving
+from flexkv_py.core.blocks import CopyState
+from flexkv_py.core.demands import finish_demand, forget_abandoned, serve
+from flexkv_py.core.messages import BlockCopy, TicketKind, Tier
+from flexkv_py.core.placement import write_may_start
+from flexkv_py.core.state import State
+from flexkv_py.tenants.owner import Owner
+
+DEMANDS_PER_EVENT_MAX = 32
+
+
+def serve_line(state: State, kind: TicketKind) -> bool:
+    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left.
+
+    Tenants take turns, and whoever waits for his own quota alone holds up nobody else.
+    """
+    line = state.lines[kind]
+    if not line:
+        return True
+    left, was_short, line.short = state.config.keys_per_event_max, line.short, False
+    for owner in line.turns():
+        left -= _serve_tenant(state, kind, owner, left)
+        stuck = owner in line and left > 0
+        line.end_turn(owner)
+        if left <= 0 or (stuck and not owner.at_quota):
+            line.short = bool(line) and (was_short or stuck)
+            break
+    state.more = state.more or (left <= 0 and bool(line))
+    return not line
+
+
+def _serve_tenant(state: State, kind: TicketKind, owner: Owner, keys_max: int) -> int:
+    """Place what one tenant has waiting, until it must wait again. Returns how many keys were placed."""
+    line, place, placed = state.lines[kind], saving.place if kind is TicketKind.SAVE else loading.place, 0
+    last, copies = None, list[BlockCopy]()
+    while placed < keys_max and (first := line.first(owner)) is not None:
+        ticket, position = first
+        if last is not None and ticket is not last:
+            loading.hand_out(state, last, copies)
+            copies = []
+        last = ticket
+        if not ticket.over and ticket.outcomes[position] is None and not place(state, ticket, position, copies):
+            break
+        line.remove(owner, first)
+        ticket.waiting -= 1
+        placed += 1
+    if last is not None:
+        loading.hand_out(state, last, copies)
+    return placed
+
+
+def serve_demands(state: State) -> None:
+    """Start what may start now, in order, a bounded number per event."""
+    if state.demands_abandoned:
+        forget_abandoned(state)
+    for tier, waiting in state.demands.items():
+        left = DEMANDS_PER_EVENT_MAX
+        for owner in waiting.turns():
+            while left > 0 and (want := waiting.first(owner)) is not None:
+                if not serve(state, tier, want):
+                    _end_reached(state, tier, owner)
+                    left *= write_may_start(state, state.levels[tier], want.block)  # or it is the tier that keeps all
+                    break
+                waiting.remove(owner, want)
+                left -= 1
+            waiting.end_turn(owner)
+            if not left:
+                break
+
+
+def _end_reached(state: State, tier: Tier, owner: Owner) -> None:
+    """Demands behind one that waits for room end if their blocks are there already: held, those would be that room."""
+    waiting = state.demands[tier]
+    for want in waiting.first_few(owner, DEMANDS_PER_EVENT_MAX)[1:]:
+        target = want.block.copy_in(tier)
+        if target is not None and target.state is CopyState.READY:
+            waiting.remove(owner, want)
+            finish_demand(state, want, ok=True)
