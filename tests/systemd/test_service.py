@@ -40,7 +40,7 @@ class Service:
         world.run("scripts/install", "--without-python")
         self.config.write_text(CONFIG)
         world.drop_in("flexkvd.socket", "90-test", "[Unit]\nDefaultDependencies=no\n")
-        world.drop_in("flexkvd.service", "90-test", launcher(world, "tests.systemd.stuck"))
+        world.drop_in("flexkvd.service", "90-test", launcher(world, "tests.trials.launcher"))
 
     def start(self) -> None:
         if self.world.show("ActiveState") != "active":
@@ -166,7 +166,7 @@ def test_a_stuck_loop_is_ended_and_started_again(service: Service) -> None:
     load = Load(service)
     load.wait()
     restarts = service.restarts
-    service.signal("USR1")
+    service.signal("USR2")
     service.wait_restarted(restarts)
     service.world.drop_in("flexkvd.service", "80-watchdog", "")
     assert "Fatal Python error: Aborted" in service.log
