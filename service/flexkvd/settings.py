@@ -19,7 +19,8 @@ from flexkvd.toml_tables import Kind, bad_config, nearest
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[Config], None]
+Listener = Callable[[Config, Config], None]
+"""Is told what is configured until now and from now on; a FlexKVError of its vetoes the change."""
 Values = Mapping[str, Mapping[str, object]]
 """Of each table the keys that are given, as TOML or JSON has them."""
 
@@ -60,7 +61,7 @@ class Settings:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call it with every configuration to come, before that is in force. A FlexKVError of its vetoes the change."""
+        """Call it at every change, before that is in force; again the other way round should another listener veto."""
         self._listeners.append(listener)
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -108,10 +109,10 @@ class Settings:
         try:
             for listener in self._listeners:
                 told.append(listener)
-                listener(config)
+                listener(before, config)
         except Exception:
             for listener in told:
-                listener(before)
+                listener(config, before)
             raise
         self.config, self._file, self._set = config, file, wanted
         self.needs_restart = tuple(_differences(config, file))

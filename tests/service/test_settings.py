@@ -1,13 +1,18 @@
 """The running configuration: origins of values, changes while the daemon runs, and reloads of the file."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.operating.messages import Rules
 from flexkvd.config import Config, load_config
+from flexkvd.planning import changed_rules
 from flexkvd.settings import Reload, Settings
+
+from .conftest import DaemonThread
 
 FILE = """
 [planner]
@@ -90,11 +95,11 @@ def test_who_acts_on_a_change_can_refuse_it(settings: Settings) -> None:
     """A listener that refuses undoes what those before it did already, and nothing counts as changed."""
     heard: list[float] = []
 
-    def refuse(config: Config) -> None:
+    def refuse(_before: Config, config: Config) -> None:
         if config.planner.clean_ahead > 0.5:
             raise FlexKVError(ErrorCode.BAD_CONFIG, "too much: choose less")
 
-    settings.listen(lambda config: heard.append(config.planner.clean_ahead))
+    settings.listen(lambda _before, config: heard.append(config.planner.clean_ahead))
     settings.listen(refuse)
     assert settings.change({"planner": {"clean_ahead": 0.4}}) == ["planner.clean_ahead"]
     with pytest.raises(FlexKVError):
@@ -139,3 +144,19 @@ def test_a_file_that_is_refused_changes_nothing(settings: Settings, path: Path) 
             asyncio.run(each.reload())
         assert caught.value.code is ErrorCode.BAD_CONFIG
     assert settings.config == before
+
+
+def test_a_change_reaches_the_planner_that_runs(start: Callable[..., DaemonThread]) -> None:
+    """Rules set live are in force in a daemon that serves; it is told no more than what changed."""
+    daemon = start()
+    state, settings = daemon.parts.planner.state, daemon.parts.settings
+    changes = {"planner": {"policy": "s3fifo", "admission": "second-use"}, "row_path": {"policy": "sparse"}}
+    assert daemon.call(lambda: settings.change(changes)) == [
+        "planner.policy",
+        "planner.admission",
+        "row_path.policy",
+    ]
+    daemon.call(lambda: settings.change({"limits": {"retry_after_s": 2.0}}))
+    assert daemon.call(lambda: changed_rules(settings.config, settings.config)) == Rules()
+    assert (state.config.policy, state.config.ssd_hits_min, state.config.s3_hits_min) == ("s3fifo", 2, 2)
+    assert state.config.retry_after_ns == 2_000_000_000
