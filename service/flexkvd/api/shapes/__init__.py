@@ -45,6 +45,7 @@ from flexkvd.api.shapes.jobs import (
     PrefetchBody,
     Selecting,
     State,
+    VerifyBody,
 )
 from flexkvd.api.shapes.looking import (
     Alive,
@@ -129,5 +130,6 @@ __all__ = [
     "Tiers",
     "UnpinBody",
     "UnpinReport",
+    "VerifyBody",
     "Wear",
 ]
