@@ -20,12 +20,11 @@ Name = Annotated[str, Path(max_length=NAME_CHARS_MAX, description="The tenant's 
 def router(operator: Operator) -> APIRouter:
     """See the module's docstring."""
     routes = APIRouter(prefix="/v1", tags=["tenants"])
-    tenants = operator.tenants
 
     @routes.get("/tenants", summary="All tenants", response_model=shapes.Tenants, responses=failures())
     async def listed() -> dict[str, Any]:
         """Every tenant that has a quota, a session or a block here."""
-        return {"tenants": [_shown(facts) for facts in tenants.list()]}
+        return {"tenants": [_shown(facts) for facts in operator.tenants.list()]}
 
     @routes.put(
         "/tenants/{tenant:path}/quota",
@@ -39,7 +38,7 @@ def router(operator: Operator) -> APIRouter:
         What is above it leaves at once, coldest first: below, where there is room, else for good. Nothing is added
         meanwhile.
         """
-        return _shown(await tenants.put(tenant, Quota(**body.model_dump())))
+        return _shown(await operator.tenants.put(tenant, Quota(**body.model_dump())))
 
     @routes.delete(
         "/tenants/{tenant:path}/quota",
@@ -49,12 +48,12 @@ def router(operator: Operator) -> APIRouter:
     )
     async def delete(tenant: Name) -> dict[str, Any]:
         """Back to what the configuration says of the tenant; 404 when nothing is known of it."""
-        return _shown(await tenants.delete(tenant))
+        return _shown(await operator.tenants.delete(tenant))
 
     @routes.get("/tenants/{tenant:path}", summary="One tenant", response_model=shapes.Tenant, responses=failures(404))
     async def one(tenant: Name) -> dict[str, Any]:
         """404 when it has no session, no block and no quota here."""
-        return _shown(tenants.get(tenant))
+        return _shown(operator.tenants.get(tenant))
 
     return routes
 
