@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -19,8 +20,10 @@ from pathlib import Path
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
+from flexkv_tiers.base import SharedStore
 from flexkv_tiers.lanes import CpuLanes
 from flexkv_tiers.memory import Arena
+from flexkvd import socket_file
 from flexkvd.codecs import Codecs
 from flexkvd.config import Config, read_token
 from flexkvd.devices import Devices
@@ -131,6 +134,23 @@ def _make_tenants(
     tenants.go_on()
     sessions.listen(tenants.opened)
     return tenants
+
+
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
+    """Resets; those of the last life go on."""
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
+    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
+    stack.callback(resets.close)
+    resets.go_on()
+    return resets
+
+
+def _listen(config: Config, inherited: Inherited | None, stack: AsyncExitStack) -> socket.socket:
+    """The worker socket."""
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    file = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
+    stack.callback(file.close)
+    return file.socket
 
 
 def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
