@@ -233,6 +233,8 @@ class LimitsTable:
     tenants_max: int = key(
         Kind.COUNT, "Tenants known by name; those that come later count as one.", 1024, low=1, high=65_536
     )
+    pins_max: int = key(Kind.COUNT, "Copies the operator may pin at a time.", 16_384, low=1, high=1 << 20)
+    pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM the operator may pin.", 0.5, low=0.0, high=1)
     metrics_tenants_max: int = key(
         Kind.COUNT,
         "Tenants that have metrics of their own: the most used. The rest are counted together.",
@@ -317,6 +319,7 @@ def parse_config(values: Mapping[str, object], path: Path | None = None) -> Conf
     for name, table in values.items():
         if name == TENANTS and isinstance(table, Mapping):
             tables[name] = {tenant: _tenant(tenant, quota) for tenant, quota in table.items()}
+            given[name] = table
             continue
         if name not in TABLES:
             raise bad_config(f"there is no table [{name}]{nearest(name, (*TABLES, TENANTS))}")
@@ -353,8 +356,8 @@ class KeyDescription:
 
 
 def describe() -> Iterator[KeyDescription]:
-    """Every key of every table, in the order of the file."""
-    for table, cls in (*TABLES.items(), (f"{TENANTS}.NAME", TenantTable)):
+    """Every key of every table, in the order of the file; of quotas, which have a table each, see `TenantTable`."""
+    for table, cls in TABLES.items():
         for each, accepted in keys_of(cls):
             default = None if each.default is MISSING else each.default
             yield KeyDescription(table, each.name, accepted.kind.value, default, accepted.doc, accepted.live)

@@ -113,7 +113,7 @@ class Sessions:
 
     def __init__(self, engine: Engine, limits: LimitsTable) -> None:
         self.by_number: dict[int, Session] = {}
-        self.on_opened: Callable[[Session], None] = lambda _session: None
+        self._opened: list[Callable[[Session], None]] = []
         self.on_closed: Callable[[Session], None] = lambda _session: None
         self.on_ticket_finished: Callable[[Ticket], None] = lambda _ticket: None
         self.on_matched: Callable[[Session, int, MatchAnswered], None] = lambda _session, _asked, _answer: None
@@ -131,6 +131,10 @@ class Sessions:
             EndSession: self._end,
         }
 
+    def listen(self, opened: Callable[[Session], None]) -> None:
+        """Call it with every session that is opened, before the planner hears of it."""
+        self._opened.append(opened)
+
     @property
     def count(self) -> int:
         """Live sessions."""
@@ -144,8 +148,11 @@ class Sessions:
         opened_ns = self._engine.now_ns()
         session = Session(self._sessions, hello, namespace, connection, self._limits, opened_ns)
         self.by_number[session.number] = session
-        self.on_opened(session)
-        self._engine.post(SessionOpened(session.number, namespace, hello.shard, opened_ns, hello.instance))
+        for told in self._opened:
+            told(session)
+        self._engine.post(
+            SessionOpened(session.number, namespace, hello.shard, opened_ns, hello.instance, hello.tenant)
+        )
         return session
 
     def close(self, session: Session) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flexkv_py.core.messages import NamespacesNamed, QuotaChanged
 from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.keys import NamespaceDigest
 from flexkv_py.tenants.owner import NO_QUOTA, Owner, Quota
-from flexkvd.config import NAME_CHARS_MAX
+from flexkvd.config import NAME_CHARS_MAX, Config
 from flexkvd.engine import Engine
+from flexkvd.planning import quota_of
 from flexkvd.sessions import Session
 from flexkvd.tenant_log import TenantLog
 
@@ -56,13 +58,14 @@ class Tenants:
         self._engine = engine
         self._base = dict(base)
         self._log = tenant_log
+        self._live = tenant_log.quotas if tenant_log is not None else {}
         self._writing: set[asyncio.Task[None]] = set()
 
     def go_on(self) -> None:
         """Tell the planner what earlier lives knew, before anything they left is found."""
         if self._log is not None:
             self._engine.post(NamespacesNamed(list(self._log.names.items()), self._engine.now_ns()))
-            for name, quota in self._log.quotas.items():
+            for name, quota in self._live.items():
                 self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
 
     def opened(self, session: Session) -> None:
@@ -89,7 +92,7 @@ class Tenants:
         return found
 
     async def put(self, name: str, quota: Quota) -> TenantFacts:
-        """Set a quota from now on, and over restarts. Raises FlexKVError, OSError where it cannot be written down."""
+        """Set a quota from now on, and over restarts. Raises FlexKVError."""
         _check(name, quota)
         kept = self._state.tenants.quotas.keys() | {name}
         if len(kept) > self._state.config.tenants_max:
@@ -97,28 +100,46 @@ class Tenants:
                 ErrorCode.LIMIT_EXCEEDED,
                 f"{len(kept) - 1} tenants have quotas ([limits] tenants_max): take some away, or raise the limit",
             )
-        if self._log is not None:
-            self._log.quotas[name] = quota
-            await self._log.write()
+        await self._keep({**self._live, name: quota})
         self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
         return self.get(name)
 
-    async def delete(self, name: str) -> None:
-        """Back to what the configuration says of it. Raises FlexKVError(NOT_FOUND), OSError."""
-        self.get(name)
-        if self._log is not None and self._log.quotas.pop(name, None) is not None:
-            await self._log.write()
-        self._engine.post(QuotaChanged(name, self._base.get(name, NO_QUOTA), self._engine.now_ns()))
+    async def delete(self, name: str) -> TenantFacts:
+        """Back to what the configuration says of it; its facts as they were. Raises FlexKVError."""
+        before = self.get(name)
+        quota = self._base.get(name, NO_QUOTA)
+        if name in self._live:
+            await self._keep({known: live for known, live in self._live.items() if known != name})
+        self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
+        return replace(before, quota=quota)
 
-    def rebase(self, base: Mapping[str, Quota]) -> Sequence[str]:
-        """The configuration says this now; what was set live stays. Returns whose quotas have changed."""
-        live = self._log.quotas if self._log is not None else {}
+    def adopt(self, config: Config) -> None:
+        """The configuration is this now. What was set live stays."""
+        base = {name: quota_of(table) for name, table in config.tenants.items()}
         names = [name for name in {**self._base, **base} if self._base.get(name) != base.get(name)]
-        self._base = dict(base)
+        self._base = base
         for name in names:
-            if name not in live:
+            if name not in self._live:
                 self._engine.post(QuotaChanged(name, base.get(name, NO_QUOTA), self._engine.now_ns()))
-        return names
+
+    def name_of(self, namespace: NamespaceDigest) -> str:
+        """Whose a namespace is; empty when no session has said so yet."""
+        return self._state.tenants.name_of(namespace)
+
+    async def _keep(self, live: dict[str, Quota]) -> None:
+        """Write down what is set live, or leave it as it was. Raises FlexKVError(CONFLICT)."""
+        if self._log is not None:
+            before, self._log.quotas = self._log.quotas, live
+            try:
+                await self._log.write()
+            except OSError as error:
+                self._log.quotas = before
+                raise FlexKVError(
+                    ErrorCode.CONFLICT,
+                    f"the quota cannot be written down ({error.strerror}), so it stays as it was: see to the disk of "
+                    "daemon.state_directory (or of the SSD tier) and set it again",
+                ) from error
+        self._live = live
 
     async def close(self) -> None:
         """What is being written down is written."""

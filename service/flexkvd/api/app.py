@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 import flexkv_py
-from flexkvd.api import blocks, dashboard, errors, health, jobs, looking, recorder, running_config
+from flexkvd.api import blocks, dashboard, errors, health, jobs, looking, recorder, running_config, tenants
 from flexkvd.api.description import describe
 from flexkvd.api.guard import Guard
 from flexkvd.api.limits import ApiLimits
@@ -21,6 +21,7 @@ ROUTERS = (
     looking.router,
     blocks.router,
     jobs.router,
+    tenants.router,
     running_config.router,
     recorder.router,
     dashboard.router,

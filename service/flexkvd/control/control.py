@@ -48,6 +48,7 @@ class Operator:
         self.settings.listen(self._adopt)
         self.faults = parts.faults
         self.recorder = parts.recorder
+        self.tenants = parts.tenants
         self.blocks = Blocks(parts)
         self.work = Work(parts, self.jobs)
         self.jobs.on_changed = lambda job: self.feed.tell("job", job.facts(self.jobs.now_s()))

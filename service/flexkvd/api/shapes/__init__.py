@@ -66,6 +66,7 @@ from flexkvd.api.shapes.looking import (
     Tiers,
     Wear,
 )
+from flexkvd.api.shapes.tenants import Quota, QuotaBody, Tenant, Tenants
 
 __all__ = [
     "Alive",
@@ -105,6 +106,8 @@ __all__ = [
     "Policy",
     "PrefetchBody",
     "Quantiles",
+    "Quota",
+    "QuotaBody",
     "Readiness",
     "RecorderFacts",
     "RegisteredMemory",
@@ -122,6 +125,8 @@ __all__ = [
     "Status",
     "Story",
     "StoryEvent",
+    "Tenant",
+    "Tenants",
     "Ticket",
     "Tier",
     "TierPolicy",
