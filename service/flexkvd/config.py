@@ -150,6 +150,7 @@ class RowPathTable:
         "Which chunks of running requests leave DRAM first, and which come back ahead of need.",
         "lru",
         choices=("lru", "lfu", "sparse"),
+        live=True,
     )
     requests_per_session_max: int = key(Kind.COUNT, "Requests attached by one client.", 1024, low=1, high=65_536)
     blocks_per_request_max: int = key(Kind.COUNT, "Blocks of one request.", 65_536, low=1, high=1 << 20)
@@ -232,6 +233,8 @@ class LimitsTable:
     tenants_max: int = key(
         Kind.COUNT, "Tenants known by name; those that come later count as one.", 1024, low=1, high=65_536
     )
+    pins_max: int = key(Kind.COUNT, "Copies the operator may pin at a time.", 16_384, low=1, high=1 << 20)
+    pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM the operator may pin.", 0.5, low=0.0, high=1)
     metrics_tenants_max: int = key(
         Kind.COUNT,
         "Tenants that have metrics of their own: the most used. The rest are counted together.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -104,26 +106,17 @@ async def make_parts(
     stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
     usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
-    tenants = Tenants(planner.state, engine, told.quotas, _tenant_log(config))
-    stack.push_async_callback(tenants.close)
-    tenants.go_on()
     sessions.listen(lambda session: codecs.introduce(session.namespace.digest, session.geometry))
-    sessions.listen(tenants.opened)
+    tenants = _make_tenants(config, told, planner, engine, sessions, stack)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
-    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
-    resets = Resets(engine, sessions, shared, _reset_log(config), loop)
-    stack.callback(resets.close)
-    resets.go_on()
+    resets = _make_resets(config, engine, sessions, stores, stack)
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    given = inherited.claim("worker", config.daemon.socket) if inherited else None
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
-    stack.callback(listener.close)
-    gate = Gate.of(config.daemon, os.getuid(), token)
-    segment_bytes = config.dram.segment_bytes
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
+    listener = _listen(config, inherited, stack)
+    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
+    server = Server(listener, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
     stack.callback(server.close)
     operations = Operations(engine, planner, sessions, readiness)
     settings = Settings(config)
@@ -131,26 +124,38 @@ async def make_parts(
     settings.listen(tenants.adopt)
     operations.tenant_of = tenants.name_of
     return Parts(
-        boot=boot,
-        planner=planner,
-        engine=engine,
-        sessions=sessions,
-        executor=executor,
-        server=server,
-        arena=arena,
-        devices=devices,
-        stores=stores,
-        readiness=readiness,
-        resets=resets,
-        row_path=row_path,
-        lag=lag,
-        operations=operations,
-        settings=settings,
-        usage=usage,
-        faults=faults,
-        recorder=recorder,
-        tenants=tenants,
-    )
+        boot=boot, planner=planner, engine=engine, sessions=sessions, executor=executor, server=server, arena=arena,
+        devices=devices, stores=stores, readiness=readiness, resets=resets, row_path=row_path, lag=lag,
+        operations=operations, settings=settings, usage=usage, faults=faults, recorder=recorder, tenants=tenants,
+    )  # fmt: skip
+
+
+def _make_tenants(
+    config: Config, told: PlannerConfig, planner: Planner, engine: Engine, sessions: Sessions, stack: AsyncExitStack
+) -> Tenants:
+    """Tenants; what earlier lives knew of them holds from now on."""
+    tenants = Tenants(planner.state, engine, told.quotas, _tenant_log(config))
+    stack.push_async_callback(tenants.close)
+    tenants.go_on()
+    sessions.listen(tenants.opened)
+    return tenants
+
+
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
+    """Resets; those of the last life go on."""
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
+    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
+    stack.callback(resets.close)
+    resets.go_on()
+    return resets
+
+
+def _listen(config: Config, inherited: Inherited | None, stack: AsyncExitStack) -> socket.socket:
+    """The worker socket."""
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    file = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
+    stack.callback(file.close)
+    return file.socket
 
 
 def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py import operating
+from flexkv_py import damage, operating
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
@@ -11,7 +11,7 @@ from flexkv_py.tenants.owner import Quota
 from flexkvd.config import Config, RowPathTable, TenantTable
 from flexkvd.tier_tables import SsdTable
 
-EXTENSIONS = (operating.handlers,)
+EXTENSIONS = (operating.handlers, damage.handlers)
 """What the daemon's planner handles beside its own events."""
 
 
@@ -51,6 +51,8 @@ def planner_config(config: Config) -> PlannerConfig:
         demotion_faults_max=limits.demotion_faults_max,
         story_events_max=limits.story_events_max,
         hold_ns_max=int(limits.hold_s_max * SECOND_NS),
+        pins_max=limits.pins_max,
+        pinned_share_max=limits.pinned_share_max,
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
         tenants_max=limits.tenants_max,
         quotas={name: quota_of(table) for name, table in config.tenants.items()},
