@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class RecordedPlanner(Planner):
     """A planner whose recorder hears every event first, as the engine has it."""
 
     def __init__(self, config: PlannerConfig, extensions: Sequence[Any] = EXTENSIONS) -> None:
-        super().__init__(config, extensions)
+        super().__init__(replace(config, quotas=dict(config.quotas)), extensions)  # a world changes its own
         self.recorder = Recorder(self, CAPACITY_BYTES)
         self.failure = ""
         self.by_chance = False
