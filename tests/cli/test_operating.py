@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -111,11 +112,20 @@ def test_a_quota_is_set_changed_and_taken_back(operated: Operated) -> None:
     assert (code, "of 8.00 MiB" in out) == (0, False)
 
 
-def test_a_tier_is_verified_by_the_daemon(operated: Operated) -> None:
-    """Re-read and checked in the background: whole is 0, and the result says how much was checked."""
+def test_a_tier_is_verified_by_the_daemon(operated: Operated, tmp_path: Path) -> None:
+    """Whole is 0, and the result says how much was checked; with bytes flipped on the disk it is 1, and says so."""
     assert operated.run("flush", "ssd")[0] == 0
     job = operated.json("verify", "--tier", "ssd")
     assert (job["kind"], job["result"]["checked"], job["result"]["damaged"]) == ("verify", SAVED, 0)
+    [segment, *_] = sorted((tmp_path / "ssd").glob("segment-*.kv"))
+    with segment.open("r+b") as file:
+        for page in range(2, 8):  # behind the segment's header
+            file.seek(page * 4096 + 100)
+            byte = file.read(1)[0]
+            file.seek(page * 4096 + 100)
+            file.write(bytes([byte ^ 0xFF]))
+    code, out, _ = operated.run("verify", "--tier", "ssd")
+    assert (code, "damaged" in out) == (1, True), out
 
 
 def test_what_is_not_there_ends_with_five_and_a_sentence(operated: Operated) -> None:

@@ -59,7 +59,8 @@ class Recorder:
         self.dumps = 0
         self._planner = planner
         self._clock_ns = clock_ns
-        self._config = planner.state.config  # as it was made: rules that change are events
+        # As it was made, whatever of it changes later: that comes by events.
+        self._config = msgspec.to_builtins(planner.state.config, builtin_types=(bytes,))
         self._codec = EventCodec(planner.event_types)
         self._piece_bytes = min(PIECE_BYTES, capacity_bytes // PIECES_MIN)
         self._sealed: deque[_Sealed] = deque()
@@ -102,7 +103,7 @@ class Recorder:
                 taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 why=why,
                 failure=failure,
-                config=msgspec.to_builtins(self._config, builtin_types=(bytes,)),
+                config=self._config,
                 shapes=self._codec.shapes,
                 events=self._events,
                 complete=not self._lost,
