@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.lists import CopyList
 from flexkv_py.rows.grants import Request, chunks_in
 
 if TYPE_CHECKING:
@@ -154,55 +155,6 @@ class S3Copy(Copy):
 
 RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 """What a copy in a tier below DRAM is."""
-
-
-class CopyList:
-    """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
-
-    __slots__ = ("count", "hand", "newest", "oldest", "spare")
-
-    def __init__(self, *, spare: bool = False) -> None:
-        self.spare = spare  # what stands here may go at once
-        self.count = 0
-        self.hand: Copy | None = None  # where somebody stands who walks the list in slices: moves on when that one goes
-        self.oldest: Copy | None = None
-        self.newest: Copy | None = None
-
-    def push_newest(self, copy: Copy) -> None:
-        self._insert(copy, self.newest, None)
-
-    def push_oldest(self, copy: Copy) -> None:
-        self._insert(copy, None, self.oldest)
-
-    def _insert(self, copy: Copy, older: Copy | None, newer: Copy | None) -> None:
-        assert copy.queue is None
-        assert copy.readers == 0
-        copy.queue, copy.older, copy.newer = self, older, newer
-        if older is None:
-            self.oldest = copy
-        else:
-            older.newer = copy
-        if newer is None:
-            self.newest = copy
-        else:
-            newer.older = copy
-        self.count += 1
-
-    def remove(self, copy: Copy) -> None:
-        assert copy.queue is self
-        older, newer = copy.older, copy.newer
-        if copy is self.hand:
-            self.hand = newer
-        if older is None:
-            self.oldest = newer
-        else:
-            older.newer = newer
-        if newer is None:
-            self.newest = older
-        else:
-            newer.older = older
-        copy.older = copy.newer = copy.queue = None
-        self.count -= 1
 
 
 class Block:

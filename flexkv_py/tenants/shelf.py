@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Copy, CopyList, Rank
+from flexkv_py.core.blocks import Copy, Rank
 from flexkv_py.core.policies import Policy
+from flexkv_py.lists import CopyList
 from flexkv_py.tenants.owner import Owner
 from flexkv_py.tenants.ranking import Ranking
 from flexkv_py.words import Tier

@@ -150,6 +150,7 @@ class RowPathTable:
         "Which chunks of running requests leave DRAM first, and which come back ahead of need.",
         "lru",
         choices=("lru", "lfu", "sparse"),
+        live=True,
     )
     requests_per_session_max: int = key(Kind.COUNT, "Requests attached by one client.", 1024, low=1, high=65_536)
     blocks_per_request_max: int = key(Kind.COUNT, "Blocks of one request.", 65_536, low=1, high=1 << 20)

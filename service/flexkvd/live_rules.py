@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.operating.messages import Rules
@@ -27,5 +28,11 @@ class LiveRules:
 
 def rules_between(before: PlannerConfig, after: PlannerConfig) -> Rules:
     """What of the rules is another afterwards; the rest stays as it is, the debt of a write budget too."""
-    names = [each.name for each in fields(Rules) if hasattr(after, each.name)]
-    return Rules(**{name: getattr(after, name) for name in names if getattr(before, name) != getattr(after, name)})
+    then, now = _words(before), _words(after)
+    return Rules(**{name: value for name, value in now.items() if then[name] != value})
+
+
+def _words(told: PlannerConfig) -> dict[str, Any]:
+    """What the planner was told, by the names of `Rules`."""
+    plain = {each.name: getattr(told, each.name) for each in fields(Rules) if hasattr(told, each.name)}
+    return {**plain, "row_policy": told.rows.policy}

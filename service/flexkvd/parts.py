@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -111,20 +112,12 @@ async def make_parts(
     sessions.listen(tenants.opened)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
-    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
-    resets = Resets(engine, sessions, shared, _reset_log(config), loop)
-    stack.callback(resets.close)
-    resets.go_on()
+    resets = _make_resets(config, engine, sessions, stores, stack)
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
     given = inherited.claim("worker", config.daemon.socket) if inherited else None
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
-    stack.callback(listener.close)
-    gate = Gate.of(config.daemon, os.getuid(), token)
-    segment_bytes = config.dram.segment_bytes
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
-    stack.callback(server.close)
+    server = _serve(config, token, given, requests, sessions, boot, faults, stack)
     operations = Operations(engine, planner, sessions, readiness)
     settings = Settings(config)
     settings.listen(LiveRules(told, operations))
@@ -188,6 +181,35 @@ async def _make_stores(
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
     return stores
+
+
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
+    """Resets; those of the last life go on."""
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
+    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
+    stack.callback(resets.close)
+    resets.go_on()
+    return resets
+
+
+def _serve(
+    config: Config,
+    token: str,
+    given: socket.socket | None,
+    requests: Requests,
+    sessions: Sessions,
+    boot: bytes,
+    faults: FaultLog,
+    stack: AsyncExitStack,
+) -> Server:
+    """The worker socket: from now on workers can connect."""
+    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
+    stack.callback(listener.close)
+    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
+    loop = asyncio.get_running_loop()
+    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
+    stack.callback(server.close)
+    return server
 
 
 def _reset_log(config: Config) -> ResetLog | None:

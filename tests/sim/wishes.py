@@ -15,8 +15,8 @@ from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.messages import BlockName, DrainStarted, Instruction, MatchAnswered, MatchAsked, Tier
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.errors import ErrorCode
+from flexkv_py.explain import explain_in
 from flexkv_py.keys import ROOT, BlockKey
-from flexkv_py.operating.explain import explain_in
 from flexkv_py.operating.messages import (
     Choice,
     DrainEnded,
