@@ -13,7 +13,7 @@ from .conftest import Watched
 from .world import Traffic, World
 
 OpenPage = Callable[..., Watched]
-COMES_BACK_MS_MAX = 20_000
+COMES_BACK_MS_MAX = 60_000
 FAULT_S_MAX = 10.0
 LOOK = "look-look-look-look-look"
 PAGE_BYTES = 4096
