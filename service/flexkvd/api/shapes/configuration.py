@@ -10,6 +10,8 @@ from flexkvd.api.shapes.base import Body, Shape, said
 from flexkvd.config import TABLES
 from flexkvd.toml_tables import SIZE_UNITS, Key, Kind, keys_of
 
+EXACT_MAX = (1 << 53) - 1
+"""Larger whole numbers are not told apart by everybody who reads JSON."""
 _SIZE_PATTERN = rf"^\d+ ?({'|'.join(SIZE_UNITS)})$"
 
 
@@ -42,7 +44,7 @@ def _accepted(key: Key) -> Any:
         return Literal[key.choices] | None
     match key.kind:
         case Kind.SIZE:
-            whole = Annotated[int, Field(ge=int(key.low), le=int(key.high))]
+            whole = Annotated[int, Field(ge=int(key.low), le=min(int(key.high), EXACT_MAX))]
             return whole | Annotated[str, Field(pattern=_SIZE_PATTERN)] | None
         case Kind.COUNT:
             return Annotated[int, Field(ge=int(key.low), le=int(key.high))] | None
