@@ -6,12 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from flexkvd.api.shapes.base import Body, Shape, said
+from flexkvd.api.shapes.base import EXACT_MAX, Body, Shape, said
 from flexkvd.config import TABLES
 from flexkvd.toml_tables import SIZE_UNITS, Key, Kind, keys_of
 
-EXACT_MAX = (1 << 53) - 1
-"""Larger whole numbers are not told apart by everybody who reads JSON."""
 _SIZE_PATTERN = rf"^\d+ ?({'|'.join(SIZE_UNITS)})$"
 
 
