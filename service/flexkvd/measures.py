@@ -183,7 +183,8 @@ def _add_room(parts: Parts, tenants: TenantCounts, samples: dict[str, dict[tuple
         shown = tenants.shown(name)
         for tier, word in tiers:
             used[shown, word] = used.get((shown, word), 0) + owner.shelves[tier].used_bytes
-            evicted[name, word] = evicted.get((name, word), 0) + owner.evictions[tier]
+            if owner.evictions[tier]:
+                evicted[name, word] = evicted.get((name, word), 0) + owner.evictions[tier]
             if shown != OTHER and owner.quota.bytes_in(tier):
                 quotas[shown, word] = owner.quota.bytes_in(tier)
     tenants.follow("evictions", evicted)

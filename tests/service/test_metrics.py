@@ -47,8 +47,14 @@ def test_latencies_are_told_by_tier_operation_and_priority(tiered: DaemonThread)
         client.save(keys, worker.pages(0, 4), worker.memory, ack="ssd").wait(timeout_s=5)
         client.match(keys)
         client.load(keys, worker.pages(0, 4), worker.memory).wait(timeout_s=5)
+        client.load(client.keys([7] * 16), worker.pages(0, 1), worker.memory).wait(timeout_s=5)
+        client.prefetch(keys).wait(timeout_s=5)
+        client.flush().wait(timeout_s=5)
         samples = scrape(tiered)
     assert samples["flexkv_ticket_seconds_count", "save", "ssd"] == 1
+    assert samples["flexkv_ticket_seconds_count", "load", "none"] == 1
+    assert samples["flexkv_ticket_seconds_count", "prefetch", "dram"] == 1
+    assert samples["flexkv_ticket_seconds_count", "flush", "ssd"] == 1
     assert samples["flexkv_ticket_seconds_count", "load", "dram"] == 1
     assert samples["flexkv_first_chunk_seconds_count", "dram"] == 1
     assert samples["flexkv_transfer_seconds_count", "dram", "save", "save"] == 1
