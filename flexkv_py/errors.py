@@ -17,6 +17,9 @@ class ErrorCode(StrEnum):
     VERSION_MISMATCH = "version_mismatch"
     NOT_GREETED = "not_greeted"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    CONFLICT = "conflict"
     UNSUPPORTED = "unsupported"
     BAD_GEOMETRY = "bad_geometry"
     GEOMETRY_MISMATCH = "geometry_mismatch"
@@ -56,6 +59,7 @@ class ErrorCode(StrEnum):
     S3_DENIED = "s3_denied"
     S3_EXPIRED = "s3_expired"
     BAD_TRACE = "bad_trace"
+    BAD_RECORDING = "bad_recording"
     INTERNAL = "internal"
 
 

@@ -98,6 +98,11 @@ class KeyRun(Sequence[BlockKey]):
         self._raw = raw
         self._count = len(raw) // KEY_BYTES
 
+    @property
+    def raw(self) -> bytes:
+        """All keys, joined."""
+        return self._raw
+
     def __len__(self) -> int:
         return self._count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 
 from flexkv_py.core.blocks import Copy, CopyState, DramCopy, Index
 from flexkv_py.core.state import State
@@ -30,7 +31,7 @@ def check(state: State, indexes: list[Index]) -> None:
     assert not attached, f"{len(attached)} keys are attached to requests that are over"
     assert sum(map(len, table.of_session.values())) == sum(len(request.ranks) for request in table.by_id.values())
     assert not table.changed, "a change was not told"
-    for request_id, position, chunk in table.policy.coldest(state.now_ns):
+    for request_id, position, chunk in deepcopy(table.policy).coldest(state.now_ns):
         assert table.by_id[request_id].granted[position] >> chunk & 1, "the policy offers what is not granted"
     for copy, chunks in table.going.items():
         assert chunks

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,6 +52,8 @@ class Faults:
     """Close the connection after so many bytes of the body; -1: never."""
     length_off_by: int = 0
     """Added to the answer's Content-Length; the body stays as it is."""
+    date_off_s: float = 0.0
+    """Added to the time that the server says it is."""
     truncate: int = -1
     """End the body there, and say so in Content-Length and Content-Range: a shorter object."""
     flip: int = -1
@@ -225,6 +229,9 @@ class _Proxy:
             if status >= 200:
                 break
             writer.write(answer.pack())
+        if faults.date_off_s and "date" in answer.headers:
+            told = parsedate_to_datetime(answer.headers["date"]) + timedelta(seconds=faults.date_off_s)
+            answer.headers["date"] = format_datetime(told, usegmt=True)
         length = answer.length
         if method == "HEAD" or status in (204, 304):
             writer.write(answer.pack())

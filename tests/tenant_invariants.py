@@ -6,7 +6,7 @@ from collections import Counter
 
 from flexkv_py.core.blocks import Copy, CopyState, DramCopy, Index
 from flexkv_py.core.messages import MoveKind, Tier
-from flexkv_py.core.state import State
+from flexkv_py.core.state import Level, State
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.tenants.owner import Owner
 
@@ -17,14 +17,25 @@ def check(state: State, indexes: list[Index], copies: list[Copy]) -> None:
     _check_usage(state, indexes, [*copies, *state.dropped])
     for copy in copies:
         if copy.queue is not None and not state.moving:
-            shelf = copy.block.index.owner.shelves[copy.tier]
+            shelf = copy.block.index.shelves[copy.tier]
             assert any(copy.queue is each for each in shelf.lists), f"{copy} stands on another tenant's shelf"
     for level in state.levels.values():
         for shelf in level.shelves:
             assert shelf.ranked or not shelf.count, f"{shelf.owner} has copies, and is never asked for room"
             assert not (level.ranking.several and shelf.ranked) or shelf.fullness <= shelf.ranked_at
+        _check_fullest(level)
     for block in state.retention.seconds:
         assert block.index.closed or block.index.blocks.get(block.key) is block, "a block that is gone is still kept"
+
+
+def _check_fullest(level: Level) -> None:
+    """Who gives room next is the fullest of those that have anything to give, found without the ranking."""
+    chosen = level.ranking.fullest()
+    fullest = max((shelf.fullness for shelf in level.shelves if shelf.count), default=0.0)
+    if chosen is None or not chosen.count:
+        assert not any(shelf.count for shelf in level.shelves), f"{level.word}: nobody gives room, and somebody could"
+    else:
+        assert chosen.fullness == fullest, f"{level.word}: {chosen.owner} gives room, and another is fuller"
 
 
 def _check_owners(state: State, indexes: list[Index]) -> None:

@@ -125,13 +125,20 @@ class AsyncClient(AsyncConnectedClient):
         ack: str = "dram",
         skip_below: bool = False,
         high_priority: bool = False,
+        low_priority: bool = False,
+        retention_s: float = 0.0,
     ) -> AsyncTicket:
-        """Copy `pages` of `memory` out as the chain `keys` after `parent`; `ack`: how deep before `stored`."""
+        """Copy `pages` of `memory` out as the chain `keys` after `parent`; `ack`: how deep before `stored`.
+
+        After `retention_s` (0: never) the daemon drops the blocks from every tier.
+        """
+        retention_ms = requests.milliseconds(retention_s, "retention_s")
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         above, deadline_ms = requests.pack_keys([parent]), requests.milliseconds(deadline_s, "deadline_s")
 
         def build(name: int) -> Save:
-            return Save(0, packed, places, name, above, deadline_ms, ack, skip_below, high_priority)
+            hints = skip_below, high_priority, low_priority, retention_ms
+            return Save(0, packed, places, name, above, deadline_ms, ack, *hints)
 
         opened, life = await self._ask_on(memory.registration, build, Opened)
         return AsyncTicket(self, Handle(opened.ticket, life))

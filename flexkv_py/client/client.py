@@ -122,13 +122,20 @@ class Client(ConnectedClient):
         ack: str = "dram",
         skip_below: bool = False,
         high_priority: bool = False,
+        low_priority: bool = False,
+        retention_s: float = 0.0,
     ) -> Ticket:
-        """Copy `pages` of `memory` out as the chain `keys` after `parent`; `ack`: how deep before `stored`."""
+        """Copy `pages` of `memory` out as the chain `keys` after `parent`; `ack`: how deep before `stored`.
+
+        After `retention_s` (0: never) the daemon drops the blocks from every tier.
+        """
+        retention_ms = requests.milliseconds(retention_s, "retention_s")
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         above, deadline_ms = requests.pack_keys([parent]), requests.milliseconds(deadline_s, "deadline_s")
 
         def build(name: int) -> Save:
-            return Save(0, packed, places, name, above, deadline_ms, ack, skip_below, high_priority)
+            hints = skip_below, high_priority, low_priority, retention_ms
+            return Save(0, packed, places, name, above, deadline_ms, ack, *hints)
 
         opened, life = self._ask_on(memory, build, Opened)
         return Ticket(self, Handle(opened.ticket, life))

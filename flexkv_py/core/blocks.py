@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
+from flexkv_py.lists import CopyList
 from flexkv_py.rows.grants import Request, chunks_in
 
 if TYPE_CHECKING:
@@ -156,55 +157,6 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 """What a copy in a tier below DRAM is."""
 
 
-class CopyList:
-    """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
-
-    __slots__ = ("count", "hand", "newest", "oldest", "spare")
-
-    def __init__(self, *, spare: bool = False) -> None:
-        self.spare = spare  # what stands here may go at once
-        self.count = 0
-        self.hand: Copy | None = None  # where somebody stands who walks the list in slices: moves on when that one goes
-        self.oldest: Copy | None = None
-        self.newest: Copy | None = None
-
-    def push_newest(self, copy: Copy) -> None:
-        self._insert(copy, self.newest, None)
-
-    def push_oldest(self, copy: Copy) -> None:
-        self._insert(copy, None, self.oldest)
-
-    def _insert(self, copy: Copy, older: Copy | None, newer: Copy | None) -> None:
-        assert copy.queue is None
-        assert copy.readers == 0
-        copy.queue, copy.older, copy.newer = self, older, newer
-        if older is None:
-            self.oldest = copy
-        else:
-            older.newer = copy
-        if newer is None:
-            self.newest = copy
-        else:
-            newer.older = copy
-        self.count += 1
-
-    def remove(self, copy: Copy) -> None:
-        assert copy.queue is self
-        older, newer = copy.older, copy.newer
-        if copy is self.hand:
-            self.hand = newer
-        if older is None:
-            self.oldest = newer
-        else:
-            older.newer = newer
-        if newer is None:
-            self.newest = older
-        else:
-            newer.older = older
-        copy.older = copy.newer = copy.queue = None
-        self.count -= 1
-
-
 class Block:
     """One key of one index, with its copies and its place in the chain."""
 
@@ -284,7 +236,8 @@ class Index:
     def __init__(self, namespace: NamespaceDigest, shard: int, owner: Owner) -> None:
         self.namespace = namespace
         self.shard = shard
-        self.owner = owner  # the tenant it belongs to, and on whose shelves its copies stand
+        self.owner = owner  # the tenant it belongs to
+        self.shelves = owner.shelves  # where its copies stand, by tier
         self.used_bytes = [0] * len(Tier)  # its part of what the owner uses, by tier
         self.spec: NamespaceSpec | None = None  # unknown until a session or a record header tells
         self.chunk_count = 0  # chunks, and so frames, of one block
@@ -313,7 +266,7 @@ class Index:
     def charge(self, tier: Tier, more_bytes: int) -> None:
         """This much more (or less) of a tier is used by blocks of this index."""
         self.used_bytes[tier] += more_bytes
-        shelf = self.owner.shelves[tier]
+        shelf = self.shelves[tier]
         shelf.used_bytes += more_bytes
         assert shelf.used_bytes >= 0
         if shelf.watched and more_bytes > 0:

@@ -16,14 +16,18 @@ class WriteBudget:
     """Bytes per day; 0: no limit."""
 
     def __init__(self, bytes_per_day: int) -> None:
-        self._bytes_per_day = bytes_per_day
+        self.bytes_per_day = bytes_per_day
         self._paid_ns = 0
 
     def admits(self, now_ns: int) -> bool:
         """Whether anything is left for writes that nobody insists on."""
         return self._paid_ns - now_ns < BURST_NS
 
+    def spent_bytes(self, now_ns: int) -> int:
+        """How far writes are ahead of what is paid for."""
+        return max(0, self._paid_ns - now_ns) * self.bytes_per_day // DAY_NS
+
     def draw(self, byte_count: int, now_ns: int) -> None:
         """A record is written."""
-        if self._bytes_per_day:
-            self._paid_ns = max(self._paid_ns, now_ns) + byte_count * DAY_NS // self._bytes_per_day
+        if self.bytes_per_day:
+            self._paid_ns = max(self._paid_ns, now_ns) + byte_count * DAY_NS // self.bytes_per_day

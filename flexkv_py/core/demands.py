@@ -12,19 +12,10 @@ from flexkv_py.core.moves import start_demotion, unpin
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
 from flexkv_py.core.room import Room, make_room, promote
 from flexkv_py.core.state import Level, State
-from flexkv_py.core.tickets import finish_ticket, settle_key
+from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Demand
 
-FLUSH_SCAN_MAX = 1024
 DEMAND_TRIES_MAX = 3
-
-
-def forget_abandoned(state: State) -> None:
-    """Let go of blocks that only tickets which are over have asked for; held for nobody, they would block others."""
-    state.demands_abandoned = False
-    for waiting in state.demands.values():
-        for want in waiting.discard(lambda want: want.ticket is not None and want.ticket.over):
-            finish_demand(state, want, ok=False)
 
 
 def serve(state: State, tier: Tier, want: Demand) -> bool:
@@ -116,21 +107,3 @@ def finish_demand(state: State, want: Demand, *, ok: bool, why: str = "") -> Non
         if not ok:
             ticket.detail = f"not stored in {want.tier.name.lower()}: {why}"
         settle_key(state, ticket, want.position, Outcome.STORED if ok else Outcome.REFUSED)
-
-
-def pump_flushes(state: State) -> None:
-    """Keep each running flush at its number of demands; end it when nothing is left."""
-    for ticket in list(state.flushes.values()):
-        for _ in range(FLUSH_SCAN_MAX):
-            if not ticket.left or ticket.open >= state.config.flush_in_flight_max:
-                break
-            block = ticket.left.pop()
-            copy, wanted = block.copy_in(ticket.ack), not block.index.closed and not block.rule.skip_below
-            if wanted and block.ready and (copy is None or copy.state is not CopyState.READY):
-                ticket.open += 1
-                state.want(Demand(block, ticket.ack, ticket, 0))
-        else:
-            state.more = True
-        if not ticket.left and not ticket.open:
-            detail = f"{ticket.failed} blocks could not be copied: {ticket.detail}" if ticket.failed else ""
-            finish_ticket(state, ticket, Outcome.FAILED, detail)

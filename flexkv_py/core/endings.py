@@ -68,7 +68,7 @@ def on_transfers_finished(state: State, event: messages.TransfersFinished) -> No
         on_load_copied(state, transfer, result)
     for transfer in reversed(saved):
         if transfer.copy.state is CopyState.READY and transfer.copy.readers == 0:
-            transfer.copy.block.index.owner.shelves[Tier.DRAM].add(transfer.copy)
+            transfer.copy.block.index.shelves[transfer.copy.tier].add(transfer.copy)
     for transfer in saved:
         acknowledge_saved(state, transfer)
         if transfer.copy in state.waiters:

@@ -86,7 +86,7 @@ def _cool(block: Block) -> None:
     """An orphan is the first victim: nobody can match it. One that stood ready to go still does."""
     for copy in (block.dram, block.ssd, block.s3):
         if copy is not None and copy.queue is not None:
-            shelf, ready_to_go = block.index.owner.shelves[copy.tier], copy.stands_ready
+            shelf, ready_to_go = block.index.shelves[copy.tier], copy.stands_ready
             copy.queue.remove(copy)
             if ready_to_go:
                 shelf.spare(copy, first=True)

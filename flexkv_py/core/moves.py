@@ -77,9 +77,9 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
         if copy.block.index.closed:
             evict(state, copy, "the namespace was reset")
         elif cold and is_below(copy.block, copy.tier):
-            copy.block.index.owner.shelves[copy.tier].spare(copy)
+            copy.block.index.shelves[copy.tier].spare(copy)
         else:
-            shelf = copy.block.index.owner.shelves[copy.tier]
+            shelf = copy.block.index.shelves[copy.tier]
             (shelf.cool if cold or is_orphan(copy.block) else shelf.add)(copy)
 
 
@@ -141,7 +141,7 @@ def _uncover(state: State, block: Block) -> None:
     for copy in (block.dram, block.ssd):
         if copy is not None and copy.queue is not None and copy.queue.spare and not judge(state, copy).may_go:
             copy.queue.remove(copy)
-            block.index.owner.shelves[copy.tier].cool(copy)
+            block.index.shelves[copy.tier].cool(copy)
 
 
 def _order(

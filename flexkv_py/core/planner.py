@@ -13,7 +13,6 @@ from typing import Any
 
 from flexkv_py.core import messages, recovery
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.demands import pump_flushes
 from flexkv_py.core.endings import on_chunk_landed, on_transfers_finished
 from flexkv_py.core.links import relink_slice
 from flexkv_py.core.matching import let_go, on_match
@@ -28,7 +27,7 @@ from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
 from flexkv_py.tenants import keeping, naming
 from flexkv_py.tenants.tending import clean_ahead
-from flexkv_py.tenants.turns import serve_demands, serve_line
+from flexkv_py.tenants.turns import pump_flushes, serve_demands, serve_line
 
 TIMERS_PER_EVENT_MAX = 1024
 Handlers = Mapping[type[Any], Callable[[Any], None]]
@@ -98,6 +97,11 @@ class Planner:
     def story(self, key: BlockKey) -> list[messages.StoryEvent]:
         """What happened to this block, oldest first, as far back as the ring reaches."""
         return [messages.StoryEvent(*event) for event in self.state.story if event[1] == key]
+
+    @property
+    def event_types(self) -> tuple[type[Any], ...]:
+        """Every type of event it handles."""
+        return tuple(self._handlers)
 
     @property
     def counters(self) -> dict[tuple[str, str], int]:

@@ -60,7 +60,7 @@ def on_blocks_found(state: State, event: messages.BlocksFound) -> None:
     # A record may be smaller than its block: compressed.
     foreign = index.spec is not None and event.record_bytes > index.record_bytes
     made, state_found = RECORD_TYPES[event.tier], CopyState.READY  # looked up once: a million come at start
-    shelf, adopted = index.owner.shelves[event.tier], 0
+    shelf, adopted = index.shelves[event.tier], 0
     for key, parent, location in event.blocks:
         block = index.blocks.get(key)
         if block is not None and block.copy_in(event.tier) is not None:

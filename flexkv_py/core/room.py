@@ -148,7 +148,7 @@ def demote(state: State, block: Block, priority: Priority) -> bool:
 
 def make_room(state: State, level: Level, index: Index) -> Room:
     """Whether one more record fits this tier and its tenant's quota there; starts drops when it does not."""
-    answer, rooms = Room.NOW, (index.owner.shelves[level.tier], level)
+    answer, rooms = Room.NOW, (index.shelves[level.tier], level)
     for room in rooms:
         target = room.capacity_bytes - index.record_bytes
         if not room.capacity_bytes or room.used_bytes <= target:

@@ -93,7 +93,7 @@ class Level:
     def dropping(self, index: Index, more_bytes: int) -> None:
         """Of what is used, this much more (or less) is being dropped."""
         self.dropping_bytes += more_bytes
-        index.owner.shelves[self.tier].dropping_bytes += more_bytes
+        index.shelves[self.tier].dropping_bytes += more_bytes
 
     def takes(self, index: Index, now_ns: int) -> bool:
         """Whether blocks of an index may count on this tier as their next place down."""
@@ -105,7 +105,7 @@ class Level:
         record_bytes = index.record_bytes
         if not self.up:
             return f"the tier is down: {self.down_reason}"
-        if why := index.owner.shelves[self.tier].hopeless(record_bytes):
+        if why := index.shelves[self.tier].hopeless(record_bytes):
             return why
         if self.capacity_bytes and record_bytes > self.capacity_bytes:
             return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
@@ -226,7 +226,7 @@ class State:
         """The copy was just used."""
         if copy.queue is not None:
             copy.queue.remove(copy)
-            copy.block.index.owner.shelves[copy.tier].add(copy)
+            copy.block.index.shelves[copy.tier].add(copy)
 
     def touch_tail_first(self, blocks: Sequence[Block]) -> None:
         """A chain was used until now. Its head is needed by longer chains, so it must stay longest: touched last."""

@@ -54,7 +54,7 @@ def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
     line, index = state.lines[ticket.kind], ticket.index
     assert index is not None
     fits = state.frames.fits(index.frame_pages, index.chunk_count)
-    never = index.owner.shelves[Tier.DRAM].hopeless(index.frames_bytes)
+    never = index.shelves[Tier.DRAM].hopeless(index.frames_bytes)
     if fits and not never and len(line) < state.config.allocation_waiters_max:
         ticket.waiting += 1
         line.append(index.owner, (ticket, position))
@@ -122,11 +122,11 @@ def refuse(state: State, session: int, request: int, ticket: int, code: ErrorCod
 
 def _count(state: State, ticket: Ticket, outcomes: list[Outcome]) -> None:
     for counts in (state, ticket.index.owner) if ticket.index is not None else (state,):
-        for outcome in set(outcomes):
+        for outcome in dict.fromkeys(outcomes):
             counts.count(f"{ticket.kind.value}_keys", outcome.value, outcomes.count(outcome))
         if ticket.kind is TicketKind.SAVE and ticket.index is not None:
             counts.count("saved_bytes", "dram", outcomes.count(Outcome.STORED) * ticket.index.frames_bytes)
         if ticket.kind is TicketKind.LOAD:
-            for tier in set(ticket.tiers):
+            for tier in dict.fromkeys(ticket.tiers):
                 if tier:
                     counts.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from flexkv_py.core.blocks import Copy, CopyList
+from flexkv_py.core.blocks import Copy
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES, Policy
 from flexkv_py.core.state import State
-from flexkv_py.operating.messages import RulesChanged
-from flexkv_py.operating.row_change import RowChange
+from flexkv_py.lists import CopyList
+from flexkv_py.operating.messages import Rules, RulesChanged
+from flexkv_py.rows.grants import chunks_in
+from flexkv_py.rows.policies import ROW_POLICIES
+from flexkv_py.rows.policy import Place
+from flexkv_py.rows.succession import Succession
 from flexkv_py.tenants.shelf import Shelf
 
 MOVED_PER_EVENT_MAX = 256
-PLAIN_RULES = (
-    "policy",
-    "ssd_hits_min",
-    "s3_hits_min",
-    "dram_clean_ahead",
-    "ssd_clean_ahead",
-    "ssd_bytes_per_day",
-    "retry_after_ns",
-)
+TOLD_PER_EVENT_MAX = 256
+"""Blocks of running requests, when the row policy changes."""
+
+PLAIN_RULES = {each.name for each in fields(Rules)} - {"row_policy"}
 """Of the planner's configuration, by the same names."""
 
 
@@ -69,32 +68,50 @@ class Moving(Policy):
         return copies_max
 
 
+class RowChange:
+    """Another row policy on its way: it learns in slices what is granted, and decides when it knows all."""
+
+    def __init__(self, state: State, name: str) -> None:
+        self._state, table = state, state.rows
+        old = table.policy.old if isinstance(table.policy, Succession) else table.policy
+        self._succession = table.policy = Succession(old, ROW_POLICIES[name](), state.now_ns)
+        table.limits = replace(table.limits, policy=name)
+        self._left = [(request, 0) for request in table.by_id.values()]
+
+    def slice(self) -> bool:
+        """Tell the new policy of a bounded number more; False when it knows all, and has taken over."""
+        for _ in range(TOLD_PER_EVENT_MAX):
+            if not self._left:
+                self._state.rows.policy = self._succession.new
+                return False
+            request, position = self._left.pop()
+            if request.live and position < len(request.granted):
+                self._left.append((request, position + 1))
+                for chunk in chunks_in(request.granted[position]):
+                    self._succession.tell(Place(request.id, position, chunk), self._state.now_ns)
+        return True
+
+
 class Changes:
     """Which rules are in force, and orders on their way to what is wanted."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.held = False  # somebody walks the orders: none is replaced meanwhile
-        self._left: list[Shelf] = []  # their copies may stand in another order than is wanted
+        self.moving: list[Shelf] = []  # their copies may stand in another order than is wanted
         self._row_change: RowChange | None = None
-
-    @property
-    def moving(self) -> bool:
-        """Whether copies may still stand in an order that is to be none any more."""
-        return bool(self._left)
 
     def on_rules(self, event: RulesChanged) -> None:
         """Take over what is told; the values were checked at the edge."""
         state, rules = self._state, event.rules
         told = {name: value for name in PLAIN_RULES if (value := getattr(rules, name)) is not None}
         state.config = replace(state.config, **told)
-        for tier, hits_min in ((Tier.SSD, rules.ssd_hits_min), (Tier.S3, rules.s3_hits_min)):
-            if hits_min is not None and tier in state.levels:
-                state.levels[tier].hits_min = hits_min
-        if rules.ssd_bytes_per_day is not None and Tier.SSD in state.levels:
-            state.levels[Tier.SSD].budget = WriteBudget(rules.ssd_bytes_per_day)
+        for level in state.below:
+            level.hits_min = state.config.ssd_hits_min if level.tier is Tier.SSD else state.config.s3_hits_min
+            if level.tier is Tier.SSD and rules.ssd_bytes_per_day is not None:
+                level.budget = WriteBudget(rules.ssd_bytes_per_day)
         if rules.policy is not None:
-            self._left = [shelf for level in state.levels.values() for shelf in level.shelves]
+            self.moving = [shelf for level in state.levels.values() for shelf in level.shelves]
         if rules.row_policy is not None:
             self._row_change = RowChange(state, rules.row_policy)
 
@@ -104,18 +121,18 @@ class Changes:
             self._state.more = True
             if not self._row_change.slice():
                 self._row_change = None
-        if self.held or not self._left:
+        if self.held or not self.moving:
             return
         self._state.more = True
         left, wanted = MOVED_PER_EVENT_MAX, POLICIES[self._state.config.policy]
-        while self._left and left > 0:
-            shelf, left = self._left[-1], left - 1
+        while self.moving and left > 0:
+            shelf, left = self.moving[-1], left - 1
             if isinstance(shelf.policy, Moving):
                 left -= shelf.policy.move(left)
                 if not shelf.policy.old.count:
                     shelf.policy = shelf.policy.new
             elif type(shelf.policy) is wanted:
-                self._left.pop()
+                self.moving.pop()
             else:
                 tenants = len(self._state.dram.shelves)
                 shelf.policy = Moving(shelf.policy, wanted(tenants))

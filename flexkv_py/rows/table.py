@@ -33,7 +33,7 @@ class RowLimits:
     """A worker that does not acknowledge a revocation within this loses its session."""
     replay_ns_max: int = 5_000_000_000
     """What a failed step needs comes within this, or is refused."""
-    absent_replays_max: int = 8
+    absent_replays_max: int = 64
     """A step that fails more often in a row is refused."""
     pinned_share_max: float = 0.5
     """Of DRAM, for what one failed step needs."""

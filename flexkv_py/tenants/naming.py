@@ -38,14 +38,14 @@ def name(state: State, namespace: NamespaceDigest, tenant: str) -> Owner:
 def _give(state: State, index: Index, owner: Owner) -> None:
     """What an index uses is another owner's from now on."""
     dropping = [row.copy.tier for row in state.transfers.values() if _drops(row.kind, row.copy, index)]
-    for old, new in zip(index.owner.shelves, owner.shelves, strict=True):
+    for old, new in zip(index.shelves, owner.shelves, strict=True):
         new.used_bytes += index.used_bytes[new.tier]
         old.used_bytes -= index.used_bytes[new.tier]
         new.grown()
         dropping_bytes = dropping.count(new.tier) * index.record_bytes
         new.dropping_bytes += dropping_bytes
         old.dropping_bytes -= dropping_bytes
-    index.owner = owner
+    index.owner, index.shelves = owner, owner.shelves
     state.moving.extend(index.blocks.values())
 
 
@@ -58,7 +58,7 @@ def move_slice(state: State) -> None:
     for _ in range(min(len(state.moving), MOVED_PER_EVENT_MAX)):
         block = state.moving.popleft()
         for copy in block.copies():
-            shelf = block.index.owner.shelves[copy.tier]
+            shelf = block.index.shelves[copy.tier]
             if copy.queue is not None and all(copy.queue is not mine for mine in shelf.lists):
                 ready_to_go = copy.stands_ready
                 copy.queue.remove(copy)

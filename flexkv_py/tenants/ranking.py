@@ -17,10 +17,11 @@ ENTRIES_PER_SHELF_MAX = 4
 
 
 class Ranked(Protocol):
-    """What is ranked. `ranked` and `ranked_at` are the ranking's own."""
+    """What is ranked. `ranked` and `ranked_at` are the ranking's own; who is `watched` says that it has grown."""
 
     ranked: bool
     ranked_at: float
+    watched: bool
 
     @property
     def fullness(self) -> float: ...
@@ -44,8 +45,10 @@ class Ranking(Generic[RankedT]):
     def join(self, shelf: RankedT) -> None:
         """A new tenant's shelf, with nothing in it yet."""
         self.shelves.append(shelf)
-        if len(self.shelves) > 1 and not self.several:
-            self.several = True
+        self.several = self.several or len(self.shelves) > 1
+        shelf.watched = shelf.watched or self.several
+        if len(self.shelves) == 2:
+            self.shelves[0].watched = True
             self.grown(self.shelves[0])
 
     def leave(self, shelf: RankedT) -> None:

@@ -40,6 +40,10 @@ class Registry:
         name = self._names.get(namespace)
         return self._owner(Marker.UNKNOWN) if name is None else self.named(name)
 
+    def name_of(self, namespace: NamespaceDigest) -> str:
+        """The tenant's name, also of one that counts among others; empty when it is not known."""
+        return self._names.get(namespace, "")
+
     def named(self, name: str) -> Owner:
         """The tenant called so; when as many are known as may be, what stands for all others."""
         full = name not in self._owners and sum(isinstance(known, str) for known in self._owners) >= self._tenants_max

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Copy, CopyList, Rank
+from flexkv_py.core.blocks import Copy, Rank
 from flexkv_py.core.policies import Policy
+from flexkv_py.lists import CopyList
 from flexkv_py.tenants.owner import Owner
 from flexkv_py.tenants.ranking import Ranking
 from flexkv_py.words import Tier
@@ -32,6 +33,7 @@ class Shelf:
         "reclaimable",
         "tier",
         "used_bytes",
+        "watched",
         "weight",
     )
 
@@ -47,6 +49,7 @@ class Shelf:
         self.dropping_bytes = 0
         self.capacity_bytes = owner.quota.bytes_in(tier)  # its quota; 0 = none
         self.weight = owner.quota.weight
+        self.watched = self.capacity_bytes > 0  # somebody must hear that it has `grown`
         self.ranked = False  # whether it stands in the ranking: always, where it has a copy in any list
         self.ranked_at = 0.0  # where
         self._ranking = ranking
@@ -68,11 +71,6 @@ class Shelf:
         """Copies that stand in any list."""
         return self.reclaimable.count + self.policy.count + self.high.count
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody must hear that it has `grown`."""
-        return self.capacity_bytes > 0 or self._ranking.several
-
     def grown(self) -> None:
         """More of the tier is used than before, or its quota has changed."""
         if self.capacity_bytes:
@@ -83,6 +81,7 @@ class Shelf:
     def allow(self, quota_bytes: int, weight: float) -> None:
         """A new quota (0 = none). What is above it goes as soon as it may, and nothing is added meanwhile."""
         self.capacity_bytes, self.weight = quota_bytes, weight
+        self.watched = self.watched or quota_bytes > 0
         self.grown()
 
     def lacks(self, more_bytes: int) -> bool:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from flexkv_py.core import loading, saving
 from flexkv_py.core.blocks import CopyState
-from flexkv_py.core.demands import finish_demand, forget_abandoned, serve
-from flexkv_py.core.messages import BlockCopy, TicketKind, Tier
+from flexkv_py.core.demands import finish_demand, serve
+from flexkv_py.core.messages import BlockCopy, Outcome, TicketKind, Tier
 from flexkv_py.core.placement import write_may_start
 from flexkv_py.core.state import State
+from flexkv_py.core.tickets import finish_ticket
+from flexkv_py.core.transfers import Demand
 from flexkv_py.tenants.owner import Owner
 
 DEMANDS_PER_EVENT_MAX = 32
+FLUSH_SCAN_MAX = 1024
 
 
 def serve_line(state: State, kind: TicketKind) -> bool:
@@ -59,7 +62,7 @@ def _serve_tenant(state: State, kind: TicketKind, owner: Owner, keys_max: int) -
 def serve_demands(state: State) -> None:
     """Start what may start now, in order, a bounded number per event."""
     if state.demands_abandoned:
-        forget_abandoned(state)
+        _forget_abandoned(state)
     for tier, waiting in state.demands.items():
         left = DEMANDS_PER_EVENT_MAX
         for owner in waiting.turns():
@@ -83,3 +86,29 @@ def _end_reached(state: State, tier: Tier, owner: Owner) -> None:
         if target is not None and target.state is CopyState.READY:
             waiting.remove(owner, want)
             finish_demand(state, want, ok=True)
+
+
+def _forget_abandoned(state: State) -> None:
+    """Let go of blocks that only tickets which are over have asked for; held for nobody, they would block others."""
+    state.demands_abandoned = False
+    for waiting in state.demands.values():
+        for want in waiting.discard(lambda want: want.ticket is not None and want.ticket.over):
+            finish_demand(state, want, ok=False)
+
+
+def pump_flushes(state: State) -> None:
+    """Keep each running flush at its number of demands; end it when nothing is left."""
+    for ticket in list(state.flushes.values()):
+        for _ in range(FLUSH_SCAN_MAX):
+            if not ticket.left or ticket.open >= state.config.flush_in_flight_max:
+                break
+            block = ticket.left.pop()
+            copy, wanted = block.copy_in(ticket.ack), not block.index.closed and not block.rule.skip_below
+            if wanted and block.ready and (copy is None or copy.state is not CopyState.READY):
+                ticket.open += 1
+                state.want(Demand(block, ticket.ack, ticket, 0))
+        else:
+            state.more = True
+        if not ticket.left and not ticket.open:
+            detail = f"{ticket.failed} blocks could not be copied: {ticket.detail}" if ticket.failed else ""
+            finish_ticket(state, ticket, Outcome.FAILED, detail)

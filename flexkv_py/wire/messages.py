@@ -119,7 +119,10 @@ class Load(Message, tag=5):
 
 
 class Save(Message, tag=6):
-    """Copy out of the worker. `ack` (`dram`, `ssd`, `s3`) says how deep before a key is `stored`."""
+    """Copy out of the worker. `ack` (`dram`, `ssd`, `s3`) says how deep before a key is `stored`.
+
+    After `retention_ms` (0: never) the blocks are dropped from every tier.
+    """
 
     keys: bytes
     pages: bytes
@@ -129,6 +132,8 @@ class Save(Message, tag=6):
     ack: str = "dram"
     skip_below: bool = False
     high_priority: bool = False
+    low_priority: bool = False
+    retention_ms: int = 0
 
 
 class Prefetch(Message, tag=7):

@@ -42,7 +42,7 @@ def work(client: Client, turn: int) -> str:
             for layer in layout.layers:
                 start = layer.offset + BLOCKS * layer.page_stride
                 assert pages[start : start + layer.page_bytes] == bytes([turn % 251 + 1]) * layer.page_bytes
-            client.unregister_memory(memory)
+            memory.unregister()
             return f"turn {turn}: {hit} of {BLOCKS} blocks were a hit, {saved.length} saved, {loaded.length} loaded"
     finally:
         os.close(descriptor)

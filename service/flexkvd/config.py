@@ -1,8 +1,8 @@
 """The daemon's configuration: every key with its default, range and meaning.
 
-Owns the tables, those of the tiers below DRAM in `tier_tables`; `toml_tables` owns how values are read,
-`main` where the file is. A table `[ssd]` or `[s3]` that is absent means that tier is absent. Every limit of the daemon
-is a key here.
+Owns the tables, those of the tiers below DRAM in `tier_tables` and the API's in `api.table`; `toml_tables` owns how
+values are read, `main` where the file is. A table `[ssd]` or `[s3]` that is absent means that tier is absent. Every
+limit of the daemon is a key here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from flexkv_py.core.policies import POLICIES
+from flexkvd.api.table import ApiTable
 from flexkvd.tier_tables import DAY_S, GIB, KIB, MIB, CodecTable, S3Table, SsdTable
 from flexkvd.toml_tables import Kind, TableT, bad_config, key, keys_of, nearest, read_table
 
 ID_MAX = (1 << 32) - 2
+NAME_CHARS_MAX = 256
+"""Of names that clients and operators give."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,6 @@ class DaemonTable:
     log_level: str = key(
         Kind.TEXT, "Least severe line that is logged.", "info", choices=("debug", "info", "warning", "error"), live=True
     )
-
-
-@dataclass(frozen=True)
-class ApiTable:
-    """[api]: the REST admin API and /metrics."""
-
-    socket: str = key(
-        Kind.TEXT, "Unix socket of the API; empty: none. Only the daemon's user may connect.", "/run/flexkvd/admin.sock"
-    )
-    host: str = key(Kind.TEXT, "Address to listen on instead of the socket; other than loopback needs a token.", "")
-    port: int = key(Kind.COUNT, "TCP port used with host.", 7979, high=65_535)
-    token_file: str = key(Kind.TEXT, "File whose first line is the bearer token; empty: no token is asked for.", "")
 
 
 @dataclass(frozen=True)
@@ -169,8 +160,24 @@ class RowPathTable:
     replay_s_max: float = key(
         Kind.NUMBER, "What a failed step needs comes within this, or is refused.", 5.0, low=0.01, high=3600
     )
-    absent_replays_max: int = key(Kind.COUNT, "A step that fails more often in a row is refused.", 8, low=1, high=1_000)
+    absent_replays_max: int = key(
+        Kind.COUNT, "A step that fails more often in a row is refused.", 64, low=1, high=1_000
+    )
     pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM for what one failed step needs.", 0.5, low=0.01, high=1)
+
+
+@dataclass(frozen=True)
+class RecorderTable:
+    """[recorder]: the flight recorder, which keeps what the planner was told."""
+
+    bytes: int = key(Kind.SIZE, "Memory for the newest events; 0: nothing is recorded.", 64 * MIB, high=64 * GIB)
+    directory: str = key(
+        Kind.TEXT,
+        "Directory for the dumps written when the daemon meets a bug, and on SIGUSR2; empty: [daemon] state_directory. "
+        "Without either none is written.",
+        "",
+    )
+    dumps_max: int = key(Kind.COUNT, "Dumps kept there; the oldest goes first.", 4, low=1, high=1_000)
 
 
 @dataclass(frozen=True)
@@ -223,12 +230,35 @@ class LimitsTable:
     retry_after_s: float = key(
         Kind.NUMBER, "What a throttled save is told to wait.", 0.05, low=0.001, high=60, live=True
     )
+    tenants_max: int = key(
+        Kind.COUNT, "Tenants known by name; those that come later count as one.", 1024, low=1, high=65_536
+    )
+    pins_max: int = key(Kind.COUNT, "Copies the operator may pin at a time.", 16_384, low=1, high=1 << 20)
+    pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM the operator may pin.", 0.5, low=0.0, high=1)
+    metrics_tenants_max: int = key(
+        Kind.COUNT,
+        "Tenants that have metrics of their own: the most used. The rest are counted together.",
+        50,
+        high=1000,
+    )
     story_events_max: int = key(Kind.COUNT, "Lines kept of all blocks' stories.", 65_536, low=1, high=1 << 24)
 
 
 @dataclass(frozen=True)
+class TenantTable:
+    """[tenants.NAME]: what the tenant of that name may use; 0 = as much as is its share."""
+
+    dram_bytes: int = key(Kind.SIZE, "Frames that its blocks may take in DRAM; 0: no quota.", 0, high=8 << 40)
+    ssd_bytes: int = key(Kind.SIZE, "Records that it may have on SSD; 0: no quota.", 0, high=1 << 50)
+    s3_bytes: int = key(Kind.SIZE, "Records that it may have in S3; 0: no quota.", 0, high=1 << 60)
+    weight: float = key(
+        Kind.NUMBER, "Its share of a tier that is full, relative to others.", 1.0, low=0.001, high=1000.0
+    )
+
+
+@dataclass(frozen=True)
 class Config:
-    """The whole file. `ssd` and `s3` are None when their tables are absent.
+    """The whole file. `ssd` and `s3` are None when their tables are absent; `tenants` is by the tenant's name.
 
     `given` is what was written, as TOML read it, and `path` where: from them `settings` tells what is a default.
     """
@@ -243,11 +273,18 @@ class Config:
     planner: PlannerTable = field(default_factory=PlannerTable)
     row_path: RowPathTable = field(default_factory=RowPathTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
+    tenants: Mapping[str, TenantTable] = field(default_factory=dict)
+    recorder: RecorderTable = field(default_factory=RecorderTable)
     given: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False, repr=False)
     path: Path | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         dram = self.dram
+        if len(self.tenants) > self.limits.tenants_max:
+            raise bad_config(
+                f"there are {len(self.tenants)} tables [tenants.NAME], but [limits] tenants_max = "
+                f"{self.limits.tenants_max}: raise that, or give quotas to fewer"
+            )
         if dram.segment_bytes % 4096 or dram.bytes % dram.segment_bytes:
             raise bad_config(
                 f"[dram] bytes = {dram.bytes} in segments of segment_bytes = {dram.segment_bytes}: "
@@ -259,6 +296,7 @@ class Config:
             )
 
 
+TENANTS = "tenants"
 TABLES: dict[str, type] = {
     "daemon": DaemonTable,
     "api": ApiTable,
@@ -270,6 +308,7 @@ TABLES: dict[str, type] = {
     "planner": PlannerTable,
     "row_path": RowPathTable,
     "limits": LimitsTable,
+    "recorder": RecorderTable,
 }
 
 
@@ -278,8 +317,12 @@ def parse_config(values: Mapping[str, object], path: Path | None = None) -> Conf
     tables: dict[str, Any] = {}
     given: dict[str, Mapping[str, object]] = {}
     for name, table in values.items():
+        if name == TENANTS and isinstance(table, Mapping):
+            tables[name] = {tenant: _tenant(tenant, quota) for tenant, quota in table.items()}
+            given[name] = table
+            continue
         if name not in TABLES:
-            raise bad_config(f"there is no table [{name}]{nearest(name, TABLES)}")
+            raise bad_config(f"there is no table [{name}]{nearest(name, (*TABLES, TENANTS))}")
         if not isinstance(table, Mapping):
             raise bad_config(f"{name} = {table!r} stands outside any table: write it as a table [{name}] of keys")
         tables[name] = _table(TABLES[name], name, table)
@@ -313,7 +356,7 @@ class KeyDescription:
 
 
 def describe() -> Iterator[KeyDescription]:
-    """Every key of every table, in the order of the file."""
+    """Every key of every table, in the order of the file; of quotas, which have a table each, see `TenantTable`."""
     for table, cls in TABLES.items():
         for each, accepted in keys_of(cls):
             default = None if each.default is MISSING else each.default
@@ -331,6 +374,14 @@ def read_token(path: str, key_name: str) -> str:
     if not token:
         raise bad_config(f"{key_name} = {path!r} has an empty first line: write the token there")
     return token
+
+
+def _tenant(name: str, values: object) -> TenantTable:
+    if not isinstance(values, Mapping):
+        raise bad_config(f"tenants.{name} = {values!r} is no quota: write a table [tenants.{name}] of keys")
+    if len(name) > NAME_CHARS_MAX:
+        raise bad_config(f"[tenants.{name[:16]}…]: a tenant's name has at most {NAME_CHARS_MAX} characters")
+    return _table(TenantTable, f"{TENANTS}.{name}", values)
 
 
 def _is_loopback(host: str) -> bool:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from flexkv_py.core.messages import BlockCopy, Fault, StartCopies, TicketKind, TransferResult
+from flexkv_py.core.messages import BlockCopy, Fault, Priority, StartCopies, TicketKind, TransferResult
 from flexkv_tiers.lanes import CopyTask, Direction, Lanes
 from flexkv_tiers.memory import WorkerMemory
 from flexkv_tiers.memory.worker import PageTable
+from flexkvd.durations import timings
 from flexkvd.engine import Engine
 from flexkvd.sessions import Sessions
 from flexkvd.tickets import Ticket
@@ -51,6 +52,8 @@ class _Batch:
     ticket: Ticket
     memory: WorkerMemory
     into: bool
+    priority: Priority
+    begun_ns: int
     blocks: list[_Block]
     positions: list[int]
     keys: list[bytes]
@@ -73,6 +76,7 @@ class Copies:
         self._lanes = lanes
         self._loop = loop
         self._tell_copied = copied
+        self.copy_time = timings()  # of batches from the lanes' queue to their end, by operation and priority
         self._gathered: dict[Ticket, list[StartCopies]] = {}  # of this turn of the loop
 
     def start(self, copies: StartCopies) -> bool:
@@ -96,7 +100,7 @@ class Copies:
     def _begin_batch(self, ticket: Ticket, copies: StartCopies, mask: int, blocks: list[_Block]) -> None:
         assert ticket.memory is not None
         into = copies.kind is TicketKind.LOAD
-        batch = _batch(ticket, ticket.memory.mapping, into, blocks)
+        batch = _batch(ticket, ticket.memory.mapping, into, blocks, copies.priority, self._engine.now_ns())
         together = chunks_together(mask, len(blocks), batch.memory.chunk_bytes)
         batch.tasks_left = len(together)
         direction = Direction.INTO_WORKER if into else Direction.OUT_OF_WORKER
@@ -121,9 +125,12 @@ class Copies:
                 batch.faults[at] = batch.faults[at] or fault
         batch.copied_bytes += len(copied) * task.block_bytes
         if copied:
-            batch.ticket.note_copied(copied, list(task.chunks))
+            batch.ticket.note_copied(copied, list(task.chunks), self._engine.now_ns())
         batch.tasks_left -= 1
         if not batch.tasks_left:
+            if not any(batch.faults):
+                took_s = (self._engine.now_ns() - batch.begun_ns) / 1e9
+                self.copy_time[batch.ticket.kind.value, batch.priority.name.lower()].add(took_s)
             results = [
                 TransferResult(block.copy.transfer, fault, chunks=done & mask)
                 for block, done, fault in zip(batch.blocks, batch.done, batch.faults, strict=True)
@@ -166,7 +173,9 @@ def chunks_together(mask: int, block_count: int, chunk_bytes: Sequence[int]) -> 
     return together
 
 
-def _batch(ticket: Ticket, memory: WorkerMemory, into: bool, blocks: list[_Block]) -> _Batch:
+def _batch(
+    ticket: Ticket, memory: WorkerMemory, into: bool, blocks: list[_Block], priority: Priority, now_ns: int
+) -> _Batch:
     assert ticket.pages is not None
     positions = [block.copy.position for block in blocks]
     keys: list[bytes] = [block.copy.key for block in blocks]
@@ -175,4 +184,4 @@ def _batch(ticket: Ticket, memory: WorkerMemory, into: bool, blocks: list[_Block
     in_a_row = positions == list(range(first, first + count))
     pages = ticket.pages[first : first + count] if in_a_row else ticket.pages[positions]  # a view is much cheaper
     none: list[Fault | None] = [None] * count
-    return _Batch(ticket, memory, into, blocks, positions, keys, frames, pages, 0, [0] * count, none)
+    return _Batch(ticket, memory, into, priority, now_ns, blocks, positions, keys, frames, pages, 0, [0] * count, none)

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,14 @@ from flexkv_py.core.messages import DrainStarted, Tier
 from flexkv_py.errors import FlexKVError
 from flexkv_tiers.base import TierFault
 from flexkvd import socket_file, startup
-from flexkvd.config import ApiTable, Config, read_token
+from flexkvd.api.table import ApiTable
+from flexkvd.api.tokens import Tokens
+from flexkvd.config import Config
 from flexkvd.inherited import Inherited
 from flexkvd.notify import ServiceManager, Supervision
 from flexkvd.parts import Parts, make_parts
+from flexkvd.recorder.dumps import Dumps
 from flexkvd.state_line import state_line
-from flexkvd.tickets import Ticket
 from flexkvd.toml_tables import bad_config
 
 if TYPE_CHECKING:
@@ -55,7 +58,9 @@ async def serve(config: Config) -> int:
         stack.callback(inherited.close)
         parts = await make_parts(config, stack, inherited=inherited)
         log.info("serves workers on %s", config.daemon.socket)
-        return await Daemon(config, parts, stop, manager, inherited).run()
+        daemon = Daemon(config, parts, stop, manager, inherited)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, daemon.dumps.on_signal)
+        return await daemon.run()
 
 
 class Stop:
@@ -96,7 +101,8 @@ class Daemon:
     ) -> None:
         from flexkvd.control import Operator  # noqa: PLC0415 - prometheus_client: workers need not wait for it
 
-        self.operator = Operator(parts)
+        self.operator = Operator(parts, config.api)
+        self.dumps = Dumps(parts.recorder, _dump_directory(config), config.recorder.dumps_max)
         self._config = config
         self._parts = parts
         self._loop = asyncio.get_running_loop()
@@ -108,7 +114,6 @@ class Daemon:
         self._background: set[asyncio.Task[None]] = set()
         self._loop.set_exception_handler(self._overheard)
         parts.engine.on_broken = self._broken
-        parts.sessions.on_ticket_finished = self._ticket_finished
         parts.readiness.on_ready = self._ready
         parts.settings.listen(_set_log_level)
         self._stop.on_hangup = lambda: self._spawn(self._reload())
@@ -116,7 +121,7 @@ class Daemon:
     async def run(self) -> int:
         """0 after a drain, 1 after a bug; raises the FlexKVError that made it stop."""
         try:
-            self._start_background(read_token(self._config.api.token_file, "[api] token_file"))
+            self._start_background(Tokens.read(self._config.api.token_file))
             await self._stop.asked.wait()
             self._end_at_s = self._loop.time() + self._drain_s
             await self._drain()
@@ -136,7 +141,7 @@ class Daemon:
 
     # ------------------------------------------------------------ background
 
-    def _start_background(self, api_token: str) -> None:
+    def _start_background(self, tokens: Tokens) -> None:
         parts = self._parts
         parts.readiness.begin("start", lambda: "background work begins")
         self._manager.watch(partial(state_line, parts.readiness, parts.planner.state))
@@ -146,7 +151,8 @@ class Daemon:
             read_in = startup.recover if tier is Tier.SSD else startup.reach
             self._spawn(read_in(tier, store, parts.engine, parts.readiness))
         if self._config.api.socket or self._config.api.host:
-            self._spawn(self._serve_api(api_token))
+            self._spawn(self._serve_api(tokens))
+            self._spawn(self.operator.sampler.run())
         self._loop.call_soon(parts.readiness.end, "start")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -161,7 +167,7 @@ class Daemon:
             log.error("the daemon stops: %s", failure, exc_info=None if isinstance(failure, FlexKVError) else failure)
             self._fail(failure)
 
-    async def _serve_api(self, token: str) -> None:
+    async def _serve_api(self, tokens: Tokens) -> None:
         table = self._config.api
         with ExitStack() as stack:
             if table.host:
@@ -170,16 +176,12 @@ class Daemon:
                 file = socket_file.listen(table.socket, API_SOCKET_MODE, self._inherited.claim("admin", table.socket))
                 stack.callback(file.close)
                 listener = file.socket
-            module = await asyncio.to_thread(importlib.import_module, "flexkvd.api")
-            server = module.ApiServer(module.make_app(self.operator, token))
+            module = await asyncio.to_thread(importlib.import_module, "flexkvd.api.server")
+            server = module.ApiServer(module.make_app(self.operator, tokens, self.operator.limits), table)
             log.info("serves the REST API on %s", f"{table.host}:{table.port}" if table.host else table.socket)
-            await server.run_on(listener)
+            await server.run_on(listener, self.operator.feed.close)
 
     # ----------------------------------------------------------------- events
-
-    def _ticket_finished(self, ticket: Ticket) -> None:
-        seconds = (self._parts.engine.now_ns() - ticket.opened_ns) / 1e9
-        self.operator.metrics.ticket_ended(ticket.kind, seconds)
 
     def _ready(self) -> None:
         behind = ", ".join(self._parts.readiness.steps)
@@ -198,6 +200,9 @@ class Daemon:
             self._parts.engine.fail(error)
 
     def _broken(self) -> None:
+        failure = self._parts.engine.failure
+        self._parts.faults.note("bug", detail=repr(failure))
+        self.dumps.on_bug(failure)
         self._fail(RuntimeError("the engine met a bug"))
 
     def _fail(self, failure: BaseException) -> None:
@@ -234,6 +239,7 @@ class Daemon:
         """Let clients, running transfers and background work go; the stack closes the rest."""
         parts = self._parts
         parts.server.close()
+        await self.operator.close()
         parts.engine.close()
         parts.executor.close()
         if not parts.engine.broken and not self._stop.hurry.is_set():
@@ -253,8 +259,13 @@ class Daemon:
         log.info("stopped")
 
 
-def _set_log_level(_before: Config, config: Config) -> None:
+def _set_log_level(config: Config) -> None:
     logging.getLogger().setLevel(config.daemon.log_level.upper())
+
+
+def _dump_directory(config: Config) -> Path | None:
+    named = config.recorder.directory or config.daemon.state_directory
+    return Path(named) if named else None
 
 
 def _is_bug(error: BaseException) -> bool:

@@ -51,8 +51,12 @@ class Engine:
         self.planner = planner
         self.now_ns = clock_ns
         self.handlers: dict[type, Callable[..., None]] = {}
+        self.on_event: Callable[[Event], None] = lambda _: None
+        """Told of every event before the planner handles it, and may change."""
         self.on_broken: Callable[[], None] = lambda: None
         self.broken = False
+        self.failure: BaseException | None = None
+        """The bug that broke it, if that is known."""
         self._closed = False
         self.events = 0
         self._loop = loop
@@ -96,7 +100,7 @@ class Engine:
         if self.broken:
             return
         log.error("a bug: the daemon stops", exc_info=error)
-        self.broken = True
+        self.broken, self.failure = True, error
         self.close()
         self.on_broken()
 
@@ -113,6 +117,7 @@ class Engine:
             event = queue.popleft()
             self.events += 1
             self._handled_ns = event.now_ns
+            self.on_event(event)
             for instruction in self.planner.handle(event):
                 handlers[type(instruction)](instruction)
 

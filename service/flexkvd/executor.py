@@ -27,7 +27,7 @@ from flexkv_tiers.base import FrameSpan, TierFault, TierStore
 from flexkv_tiers.lanes import Lanes
 from flexkvd.copies import Copies
 from flexkvd.engine import Engine
-from flexkvd.fault_log import FaultLog
+from flexkvd.faults import FaultLog
 from flexkvd.links import Link, LinkLimits
 from flexkvd.sessions import Sessions
 
@@ -72,6 +72,7 @@ class Executor:
         stores: Mapping[Tier, tuple[TierStore, TierLimits]],
         loop: asyncio.AbstractEventLoop,
         check: Callable[[StartMove], None] | None = None,
+        faults: FaultLog | None = None,
     ) -> None:
         """`check` looks at a block's frames before they are written down, and raises TierFault; on a thread."""
         self.traffic = Traffic()
@@ -79,10 +80,10 @@ class Executor:
         self._engine = engine
         self._loop = loop
         self._check = check
-        self._fault_log = FaultLog()
+        self._faults = faults or FaultLog(loop.time)
         self._running = 0  # moves and copies that run or wait for their turn
         self._settled: asyncio.Future[None] | None = None  # ends when there are none; somebody waits for it
-        self._copies = Copies(engine, sessions, lanes, loop, self._copied)
+        self.copies = Copies(engine, sessions, lanes, loop, self._copied)
         for tier, (store, limits) in stores.items():
             self._add_links(tier, store, limits)
         engine.handlers |= {StartMove: self._start_move, StartCopies: self._start_copies}
@@ -146,7 +147,7 @@ class Executor:
     # ----------------------------------------------------------------- copies
 
     def _start_copies(self, copies: StartCopies) -> None:
-        if self._copies.start(copies):
+        if self.copies.start(copies):
             self._running += len(copies.blocks)
             return
         for block in copies.blocks:  # the worker died before its copies began
@@ -164,7 +165,7 @@ class Executor:
     def _end(self, result: TransferResult, link: str) -> None:
         if result.fault is not None:
             self.traffic.faults[link, result.fault.value] += 1
-            self._fault_log.failed(link, result.fault, result.detail, self._loop.time())
+            self._faults.failed(link, result.fault, result.detail)
         self._engine.finish(result)
 
     def _ended(self, count: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,7 @@ class Running:
 
     move: StartMove
     bytes: int
+    begun_ns: int
     due_s: float
     task: asyncio.Task[int]
     late: bool = False
@@ -72,7 +74,8 @@ class Link:
         self.name = name
         self.dropped = 0  # moves never begun, because their deadline had passed
         self.running_bytes = 0
-        self.queue_time = Durations()
+        self.queue_time: defaultdict[Priority, Durations] = defaultdict(Durations)
+        self.move_time: defaultdict[Priority, Durations] = defaultdict(Durations)  # of those done, or late
         self._limits = limits
         self._carry = carry
         self._tell_ended = ended
@@ -122,13 +125,13 @@ class Link:
 
     def _start(self, submitted_ns: int, move: StartMove) -> None:
         now_ns = self._now_ns()
-        self.queue_time.add((now_ns - submitted_ns) / 1e9)
+        self.queue_time[move.priority].add((now_ns - submitted_ns) / 1e9)
         if 0 < move.deadline_ns <= now_ns:
             self.dropped += 1
             self._tell_ended(move, None, True)
             return
         due_s = self._loop.time() + self._limits.transfer_s_max
-        running = Running(move, sum(move.chunk_bytes), due_s, self._loop.create_task(self._carry(move)))
+        running = Running(move, sum(move.chunk_bytes), now_ns, due_s, self._loop.create_task(self._carry(move)))
         running.task.add_done_callback(partial(self._ended, running))
         self._running[running] = None
         self.running_bytes += running.bytes
@@ -138,6 +141,8 @@ class Link:
     def _ended(self, running: Running, task: asyncio.Task[int]) -> None:
         del self._running[running]
         self.running_bytes -= running.bytes
+        if running.late or not (task.cancelled() or task.exception()):  # what is refused at once would look fast
+            self.move_time[running.move.priority].add((self._now_ns() - running.begun_ns) / 1e9)
         self._tell_ended(running.move, task, running.late)
         if self._waiting:
             self._look_soon()

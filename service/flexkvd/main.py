@@ -98,8 +98,8 @@ def _log_to_stderr(config: Config) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine())
     logging.basicConfig(level=config.daemon.log_level.upper(), handlers=[handler], force=True)
-    for name in ("uvicorn", "uvicorn.error", "asyncio"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, level in (("uvicorn", logging.WARNING), ("uvicorn.error", logging.ERROR), ("asyncio", logging.WARNING)):
+        logging.getLogger(name).setLevel(level)  # uvicorn warns of whatever garbage somebody sends
 
 
 def _say_health(config: Config) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 from flexkv_py.core.messages import DrainStarted, FlushAsked, RequestRefused, TicketCancelled, TicketFinished, Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.explain import explain
 from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest
-from flexkv_py.operating.explain import explain
 from flexkv_py.operating.listing import BlockFacts, Page, Pinned, facts_of_key, pinned_blocks
 from flexkv_py.operating.messages import (
     Choice,

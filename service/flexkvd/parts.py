@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from flexkv_py import operating
+from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -28,12 +29,15 @@ from flexkvd.config import Config, read_token
 from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.executor import Executor
+from flexkvd.faults import FaultLog
 from flexkvd.frame_check import check_frames
 from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
+from flexkvd.live_rules import LiveRules
 from flexkvd.operations import Operations
-from flexkvd.planning import changed_rules, planner_config
+from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
+from flexkvd.recorder.ring import Recorder
 from flexkvd.requests import Requests
 from flexkvd.reset_log import ResetLog
 from flexkvd.resets import Resets
@@ -43,6 +47,9 @@ from flexkvd.sessions import Sessions
 from flexkvd.settings import Settings
 from flexkvd.store_events import StoreEvents
 from flexkvd.stores import Stores, make_stores
+from flexkvd.tenant_log import TenantLog
+from flexkvd.tenants import Tenants
+from flexkvd.usage import Usage
 
 BOOT_BYTES = 16
 
@@ -66,6 +73,10 @@ class Parts:
     lag: LagProbe
     operations: Operations
     settings: Settings
+    usage: Usage
+    faults: FaultLog
+    recorder: Recorder
+    tenants: Tenants
 
 
 async def make_parts(
@@ -84,59 +95,76 @@ async def make_parts(
     arena, devices = _make_memory(config, told.dram_segments, stack)
     lag = LagProbe(loop)
     stack.callback(lag.close)
-    planner = Planner(told, [operating.handlers])
+    planner = make_planner(told)
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
+    faults, recorder = FaultLog(loop.time), _make_recorder(config, planner, engine, stack)
+    codecs = Codecs.make(config, arena)
+    stack.push_async_callback(codecs.close)
+    await codecs.start()
     readiness = Readiness()
-    codecs, stores = await _make_stores(config, arena, engine, readiness, stack)
+    stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
-    sessions.on_opened = lambda session: codecs.introduce(session.namespace.digest, session.geometry)
+    usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
+    sessions.listen(lambda session: codecs.introduce(session.namespace.digest, session.geometry))
+    tenants = _make_tenants(config, told, planner, engine, sessions, stack)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
-    executor = Executor(engine, sessions, devices.lanes, stores, loop, check)
+    executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
     resets = _make_resets(config, engine, sessions, stores, stack)
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
-    operations, settings = Operations(engine, planner, sessions, readiness), Settings(config)
-    settings.listen(lambda before, after: operations.change(changed_rules(before, after)))
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    server = _serve(config, token, requests, sessions, boot, inherited, stack)
-    return Parts(
-        boot=boot,
-        planner=planner,
-        engine=engine,
-        sessions=sessions,
-        executor=executor,
-        server=server,
-        arena=arena,
-        devices=devices,
-        stores=stores,
-        readiness=readiness,
-        resets=resets,
-        row_path=row_path,
-        lag=lag,
-        operations=operations,
-        settings=settings,
-    )
-
-
-def _serve(
-    config: Config,
-    token: str,
-    requests: Requests,
-    sessions: Sessions,
-    boot: bytes,
-    inherited: Inherited | None,
-    stack: AsyncExitStack,
-) -> Server:
-    """From here on workers can connect."""
-    given = inherited.claim("worker", config.daemon.socket) if inherited else None
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
-    stack.callback(listener.close)
+    listener = _listen(config, inherited, stack)
     gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
-    loop = asyncio.get_running_loop()
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop)
+    server = Server(listener, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
     stack.callback(server.close)
-    return server
+    operations = Operations(engine, planner, sessions, readiness)
+    settings = Settings(config)
+    settings.listen(LiveRules(told, operations))
+    settings.listen(tenants.adopt)
+    operations.tenant_of = tenants.name_of
+    return Parts(
+        boot=boot, planner=planner, engine=engine, sessions=sessions, executor=executor, server=server, arena=arena,
+        devices=devices, stores=stores, readiness=readiness, resets=resets, row_path=row_path, lag=lag,
+        operations=operations, settings=settings, usage=usage, faults=faults, recorder=recorder, tenants=tenants,
+    )  # fmt: skip
+
+
+def _make_tenants(
+    config: Config, told: PlannerConfig, planner: Planner, engine: Engine, sessions: Sessions, stack: AsyncExitStack
+) -> Tenants:
+    """Tenants; what earlier lives knew of them holds from now on."""
+    tenants = Tenants(planner.state, engine, told.quotas, _tenant_log(config))
+    stack.push_async_callback(tenants.close)
+    tenants.go_on()
+    sessions.listen(tenants.opened)
+    return tenants
+
+
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
+    """Resets; those of the last life go on."""
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
+    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
+    stack.callback(resets.close)
+    resets.go_on()
+    return resets
+
+
+def _listen(config: Config, inherited: Inherited | None, stack: AsyncExitStack) -> socket.socket:
+    """The worker socket."""
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    file = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
+    stack.callback(file.close)
+    return file.socket
+
+
+def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
+    """The flight recorder; it hears of every event from now on, unless it has no room for any."""
+    recorder = Recorder(planner, config.recorder.bytes, engine.now_ns)
+    stack.callback(recorder.close)
+    if config.recorder.bytes:
+        engine.on_event = recorder.note
+    return recorder
 
 
 def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[Arena, Devices]:
@@ -152,31 +180,32 @@ def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[
 
 
 async def _make_stores(
-    config: Config, arena: Arena, engine: Engine, readiness: Readiness, stack: AsyncExitStack
-) -> tuple[Codecs, Stores]:
-    """The tiers below DRAM and what compresses for them; the directories of the SSD tier are locked."""
-    codecs = Codecs.make(config, arena)
-    stack.push_async_callback(codecs.close)
-    await codecs.start()
-    stores = make_stores(config, arena, codecs, lambda tier: StoreEvents(tier, engine, readiness))
+    config: Config,
+    arena: Arena,
+    codecs: Codecs,
+    listen: Callable[[Tier], StoreEvents],
+    stack: AsyncExitStack,
+) -> Stores:
+    """The tiers below DRAM; the directories of the SSD tier are locked."""
+    stores = make_stores(config, arena, codecs, listen)
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
-    return codecs, stores
-
-
-def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
-    """Resets of namespaces; those of the last life go on."""
-    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
-    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
-    stack.callback(resets.close)
-    resets.go_on()
-    return resets
+    return stores
 
 
 def _reset_log(config: Config) -> ResetLog | None:
-    """Where outstanding resets are kept: as configured, else with the SSD tier, which outlives a restart too."""
+    directories = _state_directories(config)
+    return ResetLog(directories) if directories else None
+
+
+def _tenant_log(config: Config) -> TenantLog | None:
+    directories = _state_directories(config)
+    return TenantLog(directories) if directories else None
+
+
+def _state_directories(config: Config) -> list[Path]:
+    """Where what must outlive a restart is kept: as configured, else with the SSD tier, which outlives one too."""
     ssd = config.ssd.directory if config.ssd else ()
-    directories = (config.daemon.state_directory,) if config.daemon.state_directory else ssd
-    return ResetLog([Path(each) for each in directories]) if directories else None
+    return [Path(each) for each in ((config.daemon.state_directory,) if config.daemon.state_directory else ssd)]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
+from flexkv_py import operating
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
-from flexkv_py.operating.messages import Rules
+from flexkv_py.core.planner import Planner
 from flexkv_py.rows.table import RowLimits
-from flexkvd.config import Config, RowPathTable
+from flexkv_py.tenants.owner import Quota
+from flexkvd.config import Config, RowPathTable, TenantTable
 from flexkvd.tier_tables import SsdTable
+
+EXTENSIONS = (operating.handlers,)
+"""What the daemon's planner handles beside its own events."""
+
+
+def make_planner(told: PlannerConfig) -> Planner:
+    """The planner as the daemon runs it, and as a recording of it is replayed."""
+    return Planner(told, EXTENSIONS)
 
 
 def planner_config(config: Config) -> PlannerConfig:
@@ -44,22 +51,18 @@ def planner_config(config: Config) -> PlannerConfig:
         demotion_faults_max=limits.demotion_faults_max,
         story_events_max=limits.story_events_max,
         hold_ns_max=int(limits.hold_s_max * SECOND_NS),
+        pins_max=limits.pins_max,
+        pinned_share_max=limits.pinned_share_max,
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
+        tenants_max=limits.tenants_max,
+        quotas={name: quota_of(table) for name, table in config.tenants.items()},
         rows=_row_limits(config.row_path),
     )
 
 
-def changed_rules(before: Config, config: Config) -> Rules:
-    """What of a change the planner is to be told while it runs: no rule that stays, a budget would begin anew."""
-    old, new = _rules(before), _rules(config)
-    return Rules(**{name: value for name, value in new.items() if value != old[name]})
-
-
-def _rules(config: Config) -> dict[str, Any]:
-    told = planner_config(config)
-    return {
-        each.name: told.rows.policy if each.name == "row_policy" else getattr(told, each.name) for each in fields(Rules)
-    }
+def quota_of(table: TenantTable) -> Quota:
+    """A tenant's table in the planner's words."""
+    return Quota(table.dram_bytes, table.ssd_bytes, table.s3_bytes, table.weight)
 
 
 def _row_limits(table: RowPathTable) -> RowLimits:

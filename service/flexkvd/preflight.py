@@ -14,6 +14,9 @@ from pathlib import Path
 
 from flexkv_py.errors import FlexKVError
 from flexkvd import file_limit, socket_file
+from flexkvd.api.table import ApiTable
+from flexkvd.api.tls import tls_context
+from flexkvd.api.tokens import Tokens
 from flexkvd.config import Config, read_token
 from flexkvd.stores import s3_config, ssd_wanted
 from flexkvd.tier_tables import S3Table, SsdTable
@@ -26,7 +29,7 @@ def problems(config: Config) -> list[FlexKVError]:
         lambda: socket_file.check_path(config.daemon.socket, "[daemon] socket"),
         lambda: _check_api_socket(config),
         lambda: _check_token(config.daemon.token_file, "[daemon] token_file"),
-        lambda: _check_token(config.api.token_file, "[api] token_file"),
+        lambda: _check_api_files(config.api),
         lambda: _check_memory(config.dram.bytes),
     ]
     if (ssd := config.ssd) is not None:
@@ -108,6 +111,12 @@ def _check_api_socket(config: Config) -> None:
 
 def _check_token(path: str, key_name: str) -> None:
     read_token(path, key_name)
+
+
+def _check_api_files(table: ApiTable) -> None:
+    Tokens.read(table.token_file)
+    if table.tls_certificate_file:
+        tls_context(table)
 
 
 def _check_memory(wanted_bytes: int) -> None:

@@ -60,6 +60,7 @@ from flexkvd.tickets import Pages, Ticket, Waiter
 
 EPOCH_MAX = (1 << 64) - 1
 SHARDS_MAX = 1024
+RETENTION_MS_MAX = 1000 * 366 * 86_400_000
 SHARD_MAX = (1 << 32) - 1
 TIERS_BY_WORD = {"dram": Tier.DRAM, "ssd": Tier.SSD, "s3": Tier.S3}
 
@@ -138,6 +139,7 @@ class Requests:
         in_range = all(0 <= shard <= SHARD_MAX for shard in shards)
         if len(shards) > SHARDS_MAX or len(set(shards)) != len(shards) or not in_range:
             raise _bad_argument(f"list at most {SHARDS_MAX} different shards from 0 to {SHARD_MAX}")
+        session.asked = len(keys)
         hold_ns = self._span_ns("hold_ms", message.hold_ms, "hold_s_max", self._limits.hold_s_max)
         self._engine.post(MatchAsked(session.number, message.id, keys, shards, hold_ns, self._engine.now_ns()))
 
@@ -162,13 +164,22 @@ class Requests:
         parent = BlockKey(message.parent) if message.parent else ROOT
         ack = self._tier("ack", message.ack)
         deadline_ns = self._deadline_ns(message.deadline_ms)
-        hints = SaveHints(message.skip_below, message.high_priority)
+        hints = self._hints(message)
         if message.skip_below and ack is not Tier.DRAM:
             raise _bad_argument(f"skip_below keeps a block in DRAM, yet ack asks for {message.ack!r}: drop one of them")
-        ticket = self._ticket(session, TicketKind.SAVE, len(keys), memory, pages)
+        ticket = self._ticket(session, TicketKind.SAVE, len(keys), memory, pages, ack)
         now_ns = ticket.opened_ns
         self._engine.post(SaveAsked(session.number, ticket.number, keys, parent, deadline_ns, ack, hints, now_ns))
         return self._opened(session, ticket, message.id)
+
+    def _hints(self, message: Save) -> SaveHints:
+        if message.high_priority and message.low_priority:
+            raise _bad_argument("high_priority and low_priority contradict each other: ask for one of them, or neither")
+        if not 0 <= message.retention_ms <= RETENTION_MS_MAX:
+            why = f"retention_ms = {message.retention_ms} is out of range"
+            raise _bad_argument(f"{why}: use 0 (for ever) or milliseconds up to 1,000 years")
+        retention_ns = message.retention_ms * NS_PER_MS
+        return SaveHints(message.skip_below, message.high_priority, message.low_priority, retention_ns)
 
     def _prefetch(self, session: Session, message: Prefetch) -> DaemonMessage:
         keys = self._key_run(message.keys).distinct()
@@ -183,7 +194,7 @@ class Requests:
     def _flush(self, session: Session, message: Flush) -> DaemonMessage:
         to_tier = self._tier("to_tier", message.to_tier)
         deadline_ns = self._deadline_ns(message.deadline_ms)
-        ticket = self._ticket(session, TicketKind.FLUSH, 0)
+        ticket = self._ticket(session, TicketKind.FLUSH, 0, to_tier=to_tier)
         namespace = session.namespace.digest
         self._engine.post(FlushAsked(session.number, ticket.number, namespace, to_tier, deadline_ns, ticket.opened_ns))
         return self._opened(session, ticket, message.id)
@@ -240,9 +251,10 @@ class Requests:
         key_count: int,
         memory: RegisteredMemory | None = None,
         pages: PageTable | None = None,
+        to_tier: Tier | None = None,
     ) -> Ticket:
         number, chunks = self._sessions.next_ticket(), session.geometry.chunk_count
-        ticket = Ticket(number, session.number, kind, key_count, chunks, self._engine.now_ns(), memory, pages)
+        ticket = Ticket(number, session.number, kind, key_count, chunks, self._engine.now_ns(), memory, pages, to_tier)
         session.tickets[number] = ticket
         if memory is not None:
             memory.tickets[number] = ticket

@@ -105,15 +105,25 @@ def _replace_all(paths: Sequence[Path], names: list[str]) -> None:
 
 
 def _replace(path: Path, names: list[str]) -> None:
-    partial = path.with_name(f"{path.name}.partial")
     if names:
-        with partial.open("wb") as file:
-            file.write(msgspec.json.encode(_Content(FORMAT, VERSION, names)))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        replace_file(path, msgspec.json.encode(_Content(FORMAT, VERSION, names)))
     else:
         path.unlink(missing_ok=True)
+        _sync_name(path)
+
+
+def replace_file(path: Path, raw: bytes) -> None:
+    """Have a file hold these bytes instead of what it held: after a crash it has either, whole. Raises OSError."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    _sync_name(path)
+
+
+def _sync_name(path: Path) -> None:
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

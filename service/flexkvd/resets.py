@@ -90,6 +90,11 @@ class Resets:
         for task in self._running:
             task.cancel()
 
+    @property
+    def outstanding(self) -> int:
+        """Resets that are not carried out yet."""
+        return len(self._running)
+
     def status(self) -> dict[str, object]:
         """How many are outstanding, since when, how many wait for what, and how many a restart goes on with."""
         resets, now_ns = self._running.values(), self._engine.now_ns()

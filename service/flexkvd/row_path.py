@@ -70,6 +70,7 @@ class Traffic:
     pages: Counter[str] = field(default_factory=Counter)
     messages: Counter[str] = field(default_factory=Counter)
     sessions_ended: Counter[str] = field(default_factory=Counter)
+    lookups: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True, eq=False)
@@ -189,6 +190,9 @@ class RowPath:
         attached = reader.attached if reader is not None else {}
         event = heat_of(session.number, session.geometry, attached, message, self._engine.now_ns())
         self.traffic.messages["report"] += 1
+        for entry in event.misses:
+            self.traffic.lookups["hit"] += entry.hits
+            self.traffic.lookups["miss"] += entry.misses
         self._engine.post(event)
         return Done(message.id)
 

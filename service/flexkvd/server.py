@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import logging
 import socket
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.codec import decode_client, encode, request_id
 from flexkv_py.wire.messages import PROTOCOL_VERSION, ClientMessage, Failed, GoingAway, Hello, Welcome
 from flexkv_tiers.open_files import is_out_of_files, out_of_files
-from flexkvd.config import DaemonTable, LimitsTable
+from flexkvd.config import NAME_CHARS_MAX, DaemonTable, LimitsTable
 from flexkvd.connection import Connection, Peer
+from flexkvd.durations import timings
+from flexkvd.faults import FaultLog
 from flexkvd.requests import EPOCH_MAX, SHARD_MAX, Requests
 from flexkvd.sessions import Session, Sessions
 
@@ -29,7 +32,6 @@ ACCEPTS_PER_TURN_MAX = 32
 ACCEPT_PAUSE_S = 0.1
 ACCEPT_WARNING_S = 10.0
 """Clients that cannot be accepted are told in the log once in so long."""
-NAME_CHARS_MAX = 256
 """Longest tenant, instance or client name."""
 ROLES = ("worker", "scheduler")
 
@@ -71,7 +73,8 @@ class Gate:
 class Server:
     """Listens on the worker socket and receives from every connection.
 
-    `failures` counts coded errors by code.
+    `failures` counts coded errors by code, `request_time` what the loop spent on each kind of request, with what the
+    planner did about it.
     """
 
     def __init__(
@@ -84,8 +87,11 @@ class Server:
         boot: bytes,
         segment_bytes: int,
         loop: asyncio.AbstractEventLoop,
+        faults: FaultLog | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
+        self.request_time = timings()
+        self._faults = faults or FaultLog()
         self._listener = listener
         self._requests = requests
         self._sessions = sessions
@@ -131,6 +137,7 @@ class Server:
         if session is None or type(message) is Hello:
             self._greet(connection, session, message)
             return
+        begun_s = time.perf_counter()
         try:
             reply = self._requests.handle(session, message)
             if reply is not None:
@@ -141,6 +148,7 @@ class Server:
             log.exception("a bug while handling %s of session %d", type(message).__name__, session.number)
             why = "the daemon met a bug in this request: its log has the traceback"
             self._fail(connection, message.id, FlexKVError(ErrorCode.INTERNAL, why))
+        self.request_time[type(message).__name__,].add(time.perf_counter() - begun_s)
 
     def refused(self, connection: Connection, error: FlexKVError) -> None:
         """Say why the connection ends, unless that was the answer to its last message."""
@@ -182,6 +190,7 @@ class Server:
         if is_out_of_files(error):
             why = out_of_files("clients have to wait", error)
             self.failures[ErrorCode.OUT_OF_FILES.value] += 1
+            self._faults.refused(why)
         if self._loop.time() >= self._accept_warning_s:
             self._accept_warning_s = self._loop.time() + ACCEPT_WARNING_S
             log.warning("cannot accept a client: %s", why)
@@ -257,6 +266,7 @@ class Server:
 
     def _fail(self, connection: Connection, request: int, error: FlexKVError) -> None:
         self.failures[error.code.value] += 1
+        self._faults.refused(error)
         retry_after_ms = round((error.retry_after_s or 0.0) * 1000)
         with contextlib.suppress(FlexKVError):
             connection.send(encode(Failed(request, error.code.value, error.message, retry_after_ms)))

@@ -42,7 +42,8 @@ class Session:
     """One greeted client.
 
     `tickets` holds those that run and the last finished ones; `leaving` are unregistered memories
-    whose last copy still runs; `waiting` counts requests whose reply waits for something.
+    whose last copy still runs; `waiting` counts requests whose reply waits for something; `asked` is how many keys
+    the match has that is being answered (the planner answers within `post`).
     """
 
     number: int
@@ -50,11 +51,13 @@ class Session:
     namespace: NamespaceSpec
     connection: Connection
     limits: LimitsTable
+    opened_ns: int = 0
     memories: dict[int, RegisteredMemory] = field(default_factory=dict)
     leaving: dict[int, RegisteredMemory] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     memories_made: int = 0
     waiting: int = 0
+    asked: int = 0
     closed: bool = False
     _finished: deque[int] = field(default_factory=deque)
 
@@ -110,9 +113,10 @@ class Sessions:
 
     def __init__(self, engine: Engine, limits: LimitsTable) -> None:
         self.by_number: dict[int, Session] = {}
-        self.on_opened: Callable[[Session], None] = lambda _session: None
+        self._opened: list[Callable[[Session], None]] = []
         self.on_closed: Callable[[Session], None] = lambda _session: None
         self.on_ticket_finished: Callable[[Ticket], None] = lambda _ticket: None
+        self.on_matched: Callable[[Session, int, MatchAnswered], None] = lambda _session, _asked, _answer: None
         self.on_own_done: Callable[[int], None] = lambda _request: None  # a request of the daemon itself
         self._engine = engine
         self._limits = limits
@@ -127,6 +131,10 @@ class Sessions:
             EndSession: self._end,
         }
 
+    def listen(self, opened: Callable[[Session], None]) -> None:
+        """Call it with every session that is opened, before the planner hears of it."""
+        self._opened.append(opened)
+
     @property
     def count(self) -> int:
         """Live sessions."""
@@ -137,11 +145,14 @@ class Sessions:
         digest = namespace_digest(hello.geometry.fingerprint, hello.tenant, hello.epoch)
         namespace = NamespaceSpec(digest, hello.geometry.chunk_bytes)
         self._sessions += 1
-        session = Session(self._sessions, hello, namespace, connection, self._limits)
-        self.by_number[session.number] = session
-        self.on_opened(session)
         opened_ns = self._engine.now_ns()
-        self._engine.post(SessionOpened(session.number, namespace, hello.shard, opened_ns, hello.instance))
+        session = Session(self._sessions, hello, namespace, connection, self._limits, opened_ns)
+        self.by_number[session.number] = session
+        for told in self._opened:
+            told(session)
+        self._engine.post(
+            SessionOpened(session.number, namespace, hello.shard, opened_ns, hello.instance, hello.tenant)
+        )
         return session
 
     def close(self, session: Session) -> None:
@@ -194,6 +205,9 @@ class Sessions:
     def _match_answered(self, answer: MatchAnswered) -> None:
         runs = [Run(TIER_WORDS[run.tier], run.count) for run in answer.runs]
         self._reply(answer.session, Matched(answer.request, answer.length, runs, answer.lease))
+        session = self.by_number.get(answer.session)
+        if session is not None:
+            self.on_matched(session, session.asked, answer)
 
     def _ticket_finished(self, finished: TicketFinished) -> None:
         if finished.session == 0:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flexkvd.config import TABLES, Config, KeyDescription, describe, load_config, parse_config
+from flexkvd.config import TABLES, TENANTS, Config, KeyDescription, describe, load_config, parse_config
 from flexkvd.toml_tables import Kind, bad_config, nearest
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[Config, Config], None]
-"""Is told what is configured until now and from now on; a FlexKVError of its vetoes the change."""
+Listener = Callable[[Config], None]
+"""Is told what is configured from now on; a FlexKVError of its vetoes the change."""
 Values = Mapping[str, Mapping[str, object]]
 """Of each table the keys that are given, as TOML or JSON has them."""
 
@@ -61,7 +61,7 @@ class Settings:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call it at every change, before that is in force; again the other way round should another listener veto."""
+        """Call it with every configuration to come; should another listener veto that, again with the one before."""
         self._listeners.append(listener)
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -109,17 +109,18 @@ class Settings:
         try:
             for listener in self._listeners:
                 told.append(listener)
-                listener(before, config)
+                listener(config)
         except Exception:
             for listener in told:
-                listener(config, before)
+                listener(before)
             raise
         self.config, self._file, self._set = config, file, wanted
         self.needs_restart = tuple(_differences(config, file))
         changed = [name for name in _live_names(config) if _value(before, name) != _value(config, name)]
         for each in changed:
             log.info("configuration: %s = %r, it was %r", each, _value(config, each), _value(before, each))
-        return [str(name) for name in changed]
+        quotas = [f"{TENANTS}.{name}" for name in _changed_quotas(before, config)]
+        return [*(str(name) for name in changed), *quotas]
 
     def _merged(self, file: Config, wanted: Mapping[Name, object]) -> dict[str, dict[str, object]]:
         """What the daemon was started with, under what of the file may change live, under what is set live."""
@@ -130,6 +131,7 @@ class Settings:
             keys.pop(name.key, None)
             if (value := wanted.get(name, _given(file, name))) is not None:
                 keys[name.key] = value
+        merged[TENANTS] = dict(file.given.get(TENANTS, {}))  # quotas are live, all of them
         return merged
 
     def _origin(self, name: Name) -> str:
@@ -142,6 +144,8 @@ class Settings:
         live = list(_live_names(self._started))
         if name in live:
             return
+        if name.table == TENANTS:
+            raise bad_config("a quota is set by PUT /v1/tenants/NAME/quota, or in the file and read again (reload)")
         if name.table not in TABLES:
             raise bad_config(f"there is no table [{name.table}]{nearest(name.table, TABLES)}")
         if getattr(self._started, name.table) is None:
@@ -165,6 +169,11 @@ def _live_names(config: Config) -> Iterator[Name]:
 
 def _value(config: Config, name: Name) -> object:
     return getattr(getattr(config, name.table), name.key)
+
+
+def _changed_quotas(before: Config, after: Config) -> list[str]:
+    names = {**before.tenants, **after.tenants}
+    return [name for name in names if before.tenants.get(name) != after.tenants.get(name)]
 
 
 def _given(config: Config, name: Name) -> object | None:

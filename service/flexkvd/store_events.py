@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from flexkv_py.core.messages import BlocksFound, LostRecord, RecordsLost, RoomRestored, Tier, TierChanged
 from flexkv_tiers.base import FoundBatch
 from flexkvd.engine import Engine
+from flexkvd.faults import FaultLog
 from flexkvd.readiness import Readiness
 
 log = logging.getLogger(__name__)
@@ -22,19 +23,23 @@ RECORDS_PER_EVENT_MAX = 1024
 class StoreEvents:
     """The `StoreListener` of one tier."""
 
-    def __init__(self, tier: Tier, engine: Engine, readiness: Readiness) -> None:
+    def __init__(self, engine: Engine, readiness: Readiness, faults: FaultLog, tier: Tier) -> None:
         self._tier = tier
         self._engine = engine
         self._readiness = readiness
+        self._faults = faults
 
     def changed(self, up: bool, reason: str) -> None:
-        log.warning("%s is %s: %s", self._tier.name.lower(), "up" if up else "down", reason)
+        word, state = self._tier.name.lower(), "up" if up else "down"
+        log.warning("%s is %s: %s", word, state, reason)
+        self._faults.note(f"tier {state}", word, reason)
         self._engine.post(TierChanged(self._tier, up, reason, self._engine.now_ns()))
         if not up:  # it may have been read in just now; nobody can say when that goes on
             self._readiness.go_on_without(self._tier.name.lower())
 
     def lost(self, records: Sequence[LostRecord], reason: str) -> None:
         log.info("%s let go of %d records: %s", self._tier.name.lower(), len(records), reason)
+        self._faults.note("records let go", self._tier.name.lower(), f"{len(records)}: {reason}")
         for start in range(0, len(records), RECORDS_PER_EVENT_MAX):
             some = list(records[start : start + RECORDS_PER_EVENT_MAX])
             self._engine.post(RecordsLost(self._tier, some, reason, self._engine.now_ns()))

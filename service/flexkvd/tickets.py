@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flexkv_py.core.messages import Outcome, RequestRefused, TicketFinished, TicketKind
+from flexkv_py.core.messages import Outcome, RequestRefused, TicketFinished, TicketKind, Tier
 from flexkv_py.wire.messages import Progress
 from flexkv_tiers.memory.worker import PageTable, WorkerMemory
 
@@ -60,6 +60,7 @@ class Ticket:
         "copies",
         "counts",
         "finished",
+        "first_chunk_ns",
         "key_count",
         "kind",
         "masks",
@@ -70,6 +71,7 @@ class Ticket:
         "ready",
         "refusal",
         "session",
+        "to_tier",
         "waiters",
     )
 
@@ -83,6 +85,7 @@ class Ticket:
         opened_ns: int,
         memory: CopiedMemory | None = None,
         pages: PageTable | None = None,
+        to_tier: Tier | None = None,
     ) -> None:
         self.number = number
         self.session = session
@@ -92,10 +95,14 @@ class Ticket:
         self.opened_ns = opened_ns
         self.memory = memory
         self.pages = pages
+        self.to_tier = to_tier
+        """How deep a save or flush shall reach."""
         self.masks = [0] * key_count if memory is not None else []
         self.counts = [0] * chunk_count
         self.ready = 0
         """Chunks 0..ready-1 of every key are copied."""
+        self.first_chunk_ns = 0
+        """When `ready` became 1; 0: it has not."""
         self.copies = 0
         self.finished: TicketFinished | None = None
         self.refusal: RequestRefused | None = None
@@ -107,11 +114,19 @@ class Ticket:
         return self.finished is not None
 
     @property
+    def tier(self) -> str:
+        """How deep it reached: the slowest tier that blocks were taken from, or the one it was to reach."""
+        if self.to_tier is not None:
+            return self.to_tier.name.lower()
+        deepest = max(self.finished.tiers, default=0) if self.finished is not None else 0
+        return Tier(deepest).name.lower() if deepest else "none"
+
+    @property
     def settled(self) -> bool:
         """Over, and no copy of it touches the worker's pages any more."""
         return self.finished is not None and not self.copies
 
-    def note_copied(self, positions: list[int], chunks: list[int]) -> None:
+    def note_copied(self, positions: list[int], chunks: list[int], now_ns: int) -> None:
         """These chunks of the keys at these positions are on the other side."""
         masks, counts = self.masks, self.counts
         for chunk in chunks:
@@ -122,6 +137,8 @@ class Ticket:
                     counts[chunk] += 1
         while self.ready < self.chunk_count and self.counts[self.ready] == self.key_count:
             self.ready += 1
+        if self.ready and not self.first_chunk_ns:
+            self.first_chunk_ns = now_ns
         if self.waiters:
             self._answer()
 

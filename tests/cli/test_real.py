@@ -118,7 +118,6 @@ def test_cpu_and_owner_are_those_of_the_process(daemon):
         (["--spawn", "--block-bytes", "1000"], "multiple of 4096"),
         (["--spawn", "--dram-bytes", "1000000"], "multiple of 1 MiB"),
         (["--spawn", "--s3-url", "nonsense"], "http://host:port/bucket/prefix"),
-        (["--socket", "/nowhere/worker.sock"], "/nowhere/worker.sock"),
         (["--socket", "/nowhere/worker.sock", "--dram-bytes", "64MiB"], "--dram-bytes does nothing with --socket"),
         (["--dry", "--ssd-bytes", "64MiB"], "--ssd-bytes does nothing with --dry: leave it out, or use --spawn"),
         (["--dry", "--clients", "2"], "use --socket or --spawn"),
@@ -130,6 +129,12 @@ def test_bad_arguments_end_with_code_two(trace, capsys, arguments, cause):
     """Each names what was wrong with it, and nothing is left running."""
     assert main(["replay", str(trace), *arguments]) == 2
     assert cause in capsys.readouterr().err
+
+
+def test_nobody_at_the_socket_ends_with_code_three(trace, capsys):
+    """The socket that was tried is named, with what to do."""
+    assert main(["replay", str(trace), "--socket", "/nowhere/worker.sock"]) == 3
+    assert "/nowhere/worker.sock" in capsys.readouterr().err
 
 
 def test_a_running_daemon_is_replayed_against_with_its_token(trace, tmp_path, capsys):
@@ -147,7 +152,7 @@ def test_a_running_daemon_is_replayed_against_with_its_token(trace, tmp_path, ca
             wait_until((tmp_path / "admin.sock").exists)
             run = ["replay", str(trace), "--socket", str(tmp_path / "w.sock"), "--limit", "2", "--token-file"]
             assert main([*run, str(tmp_path / "right")]) == 0
-            assert main([*run, str(tmp_path / "wrong")]) == 2
+            assert main([*run, str(tmp_path / "wrong")]) == 4
             assert "[unauthenticated]" in capsys.readouterr().err
         finally:
             process.terminate()

@@ -153,10 +153,10 @@ def test_adaptive_turns_back_when_the_traffic_does():
     """After a flood the order follows another candidate; when LRU is best again it follows LRU."""
     policy = Adaptive()
     misses(policy, flooded(4, 12_000), 250)
-    assert policy._duel.best.share < 1.0
+    assert policy.duel.best.share < 1.0
     policy = Adaptive()
     misses(policy, [*flooded(4, 12_000), *drifting(4, 24_000)], 250)
-    assert policy._duel.best.share == 1.0
+    assert policy.duel.best.share == 1.0
 
 
 def test_s3fifo_gives_a_used_block_another_round():

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import flexkv_py.core
 from flexkv_py.client import Client
-from flexkvd.metrics import FAMILIES, PLANNER_COUNTERS
+from flexkv_py.core.messages import Tier
+from flexkvd.families import FAMILIES, PLANNER_COUNTERS
 from flexkvd.readiness import Readiness
 
 from .conftest import GEOMETRY, DaemonThread, Worker
@@ -24,7 +25,20 @@ def over(path: Path) -> httpx.Client:
     end = time.monotonic() + 15
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.02)
-    return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://flexkvd", timeout=15)
+    return httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(path), verify=False), base_url="http://flexkvd", timeout=15
+    )
+
+
+def ended(api: httpx.Client, started: httpx.Response) -> dict[str, Any]:
+    """The job that an answer began, once it has ended."""
+    assert started.status_code == 202, started.text
+    job: dict[str, Any] = started.json()
+    end = time.monotonic() + 15
+    while job["state"] in ("queued", "running") and time.monotonic() < end:
+        time.sleep(0.01)
+        job = api.get(f"/v1/jobs/{job['id']}").json()
+    return job
 
 
 @pytest.fixture
@@ -47,8 +61,7 @@ def test_health_readiness_status_flush_and_metrics(tiered: DaemonThread) -> None
             ready = api.get("/readyz")
         assert ready.json() == {"ready": True, "reasons": {}, "degraded": {}}
         assert tiered.admin.stat().st_mode & 0o777 == 0o600
-        flushed = api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": 5})
-        assert flushed.status_code == 200
+        assert ended(api, api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": 5}))["state"] == "done"
         status = api.get("/v1/status").json()
         assert status["planner"]["blocks"] == 8
         assert [(each["role"], each["memories"]) for each in status["sessions"]] == [("worker", 1)]
@@ -62,7 +75,7 @@ def test_health_readiness_status_flush_and_metrics(tiered: DaemonThread) -> None
     assert samples["flexkv_save_keys_total", "stored"] == 8
     assert samples["flexkv_link_bytes_total", "dram_ssd"] == 8 * GEOMETRY.block_bytes
     assert samples["flexkv_link_bytes_total", "worker_dram"] == 8 * GEOMETRY.block_bytes
-    assert samples["flexkv_ticket_seconds_count", "save"] == 1
+    assert samples["flexkv_ticket_seconds_count", "save", "dram"] == 1
     assert samples["flexkv_tier_up", "ssd"] == 1
 
 
@@ -119,7 +132,7 @@ def test_a_block_tells_its_story(tiered: DaemonThread) -> None:
         worker = Worker(client)
         [key] = client.keys(list(range(16)))
         client.save([key], worker.pages(0, 1), worker.memory).wait(timeout_s=5)
-        api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": 5})
+        ended(api, api.post("/v1/flush", json={"to_tier": "ssd", "deadline_s": 5}))
         told = api.get(f"/v1/blocks/{key.hex().upper()}/story").json()
         assert told["key"] == key.hex()
         assert [(each["what"], each["tier"]) for each in told["events"]] == [("save", "dram"), ("demote", "ssd")]
@@ -138,7 +151,7 @@ def test_errors_have_a_code_and_a_message(tiered: DaemonThread) -> None:
             api.get("/v1/blocks/1234/story"),
             api.post("/v1/flush", json={"to_tier": "s3"}),
         ]
-    assert [answer.status_code for answer in answers] == [404, 400, 400, 400, 400, 503]
+    assert [answer.status_code for answer in answers] == [404, 400, 400, 400, 400, 409]
     assert all(set(answer.json()) == {"code", "message"} for answer in answers)
     assert answers[-1].json()["code"] == "tier_unavailable"
     assert "without s3" in answers[-1].json()["message"]
@@ -147,13 +160,13 @@ def test_errors_have_a_code_and_a_message(tiered: DaemonThread) -> None:
 def test_a_flush_while_the_daemon_drains_is_refused_at_once(
     tiered: DaemonThread, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """503 and `draining`, and nothing of it in the log as a failure."""
+    """409 and `draining`, and nothing of it in the log as a failure."""
     with over(tiered.admin) as api:
         tiered.call(lambda: setattr(tiered.parts.readiness, "draining", True))
         began = time.monotonic()
         refused = api.post("/v1/flush", json={"to_tier": "ssd"})
         assert time.monotonic() - began < 2
-    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+    assert (refused.status_code, refused.json()["code"]) == (409, "draining")
     assert tiered.stop() == 0
     assert [record for record in caplog.records if record.exc_info] == []
 
@@ -168,11 +181,11 @@ def test_a_flush_that_outlasts_the_drain_is_answered(
         worker = Worker(client, 512)
         keys = client.keys(list(range(16 * 512)))
         assert client.save(keys, worker.pages(0, 512), worker.memory).wait(timeout_s=10).length == 512
-    flush = daemon.call(lambda: asyncio.ensure_future(daemon.daemon.operator.flush("ssd", 60.0)))
+    flush = daemon.call(lambda: asyncio.ensure_future(daemon.parts.operations.flush(Tier.SSD, 60.0)))
     assert daemon.stop() == 0
     answer = flush.result()
-    assert answer["detail"] == "cancelled"
-    assert answer["stored"] < 512
+    assert answer.detail == "cancelled"
+    assert answer.blocks < 512
     assert [record for record in caplog.records if record.exc_info] == []
 
 

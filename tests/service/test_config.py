@@ -9,6 +9,8 @@ import pytest
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.rows.table import RowLimits
+from flexkv_tiers.hbm.replay import REPLAYS_MAX
 from flexkvd.config import TABLES, Config, describe, load_config, parse_config, read_token
 from flexkvd.planning import planner_config
 from flexkvd.stores import s3_config
@@ -162,3 +164,9 @@ def test_uploads_are_signed_over_their_bytes_only_where_that_is_asked_for(word: 
     table = parse_config({"s3": {"bucket": "b", "endpoint_url": url, "sign_payload": word}}).s3
     assert table is not None
     assert s3_config(table).signs_payload is signs
+
+
+def test_a_step_may_be_replayed_as_often_as_its_worker_would() -> None:
+    """A daemon that gave up earlier would refuse steps of deep models, each replay of which gets a group further."""
+    assert Config().row_path.absent_replays_max >= REPLAYS_MAX
+    assert RowLimits().absent_replays_max >= REPLAYS_MAX

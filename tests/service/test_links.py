@@ -94,7 +94,7 @@ def test_as_many_run_at_a_time_as_count_or_bytes_allow(length: int, bytes_max: i
         await moves.settle()
         assert moves.most == most
         assert moves.ended == dict.fromkeys(range(40), (True, False))
-        assert (moves.link.running_bytes, sum(moves.link.queue_time.counts)) == (0, 40)
+        assert (moves.link.running_bytes, sum(moves.link.queue_time[Priority.SAVE].counts)) == (0, 40)
 
     play(scene)
 
@@ -127,6 +127,8 @@ def test_a_move_that_takes_too_long_is_stopped_once_and_soon() -> None:
         await moves.settle()
         assert moves.ended == {number: (True, number == 7) for number in range(20)}
         assert 10.0 <= loop.now_s < 10.2
+        took = moves.link.move_time[Priority.SAVE]
+        assert took.cumulative()[-3:] == [("5", 18), ("10", 20), ("+Inf", 20)], "eighteen take 1 s"
 
     play(scene)
 

@@ -99,9 +99,9 @@ def test_a_drain_waits_for_the_operators_flush(start: Callable[..., DaemonThread
     with Client(daemon.socket, GEOMETRY) as client:
         worker = Worker(client)
         client.save(client.keys(TOKENS), worker.pages(0, 8), worker.memory).wait(timeout_s=5)
-    flush = daemon.call(lambda: asyncio.ensure_future(daemon.daemon.operator.flush("ssd", 5.0)))
+    flush = daemon.call(lambda: asyncio.ensure_future(daemon.parts.operations.flush(Tier.SSD, 5.0)))
     assert daemon.stop() == 0
-    assert flush.result() == {"stored": 8, "detail": ""}
+    assert (flush.result().blocks, flush.result().detail) == (8, "")
 
 
 def test_a_draining_daemon_admits_nothing_new(start: Callable[..., DaemonThread]) -> None:

@@ -69,6 +69,7 @@ def _calm_down(world: World) -> None:
     if unanswered or world.asked:
         raise Violation(f"requests {unanswered or list(world.asked)} were never answered")
     world.rows.check_over()
+    world.tenants.check_ended(world)
     world.wishes.check_over()
     snapshot = facts_of(world.planner.state)
     for what in ("tickets", "transfers", "loads_waiting", "saves_waiting", "demands_waiting", "promotions_in_flight"):

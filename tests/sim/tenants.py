@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING
 
 from flexkv_py.core.messages import (
+    BlockName,
     BlocksFound,
     Event,
     NamespacesNamed,
@@ -21,7 +22,7 @@ from flexkv_py.core.messages import (
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import NamespaceDigest
 from flexkv_py.tenants.owner import NO_QUOTA, Marker, Owner, Quota
-from tests.sim.faults import MILLISECOND
+from tests.sim.faults import MILLISECOND, SECOND
 from tests.sim.violation import Violation
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 NAMES = ("ann", "bob", "", "unknown")
 """Any text is a name, also none, and also what the daemon calls those that have none."""
+
+FOREVER_NS = 1 << 62
+ENDED_NS_MAX = 4 * SECOND
+"""The rest of the second a time ends in, and a few looks at what was still being filled then."""
 
 
 class Tenants:
@@ -47,10 +52,12 @@ class Tenants:
         self.quotas = {name: self._draw() for name in dict.fromkeys(self.names.values()) if self.several}
         self._remembered = self._chance.random() < 0.6
         self._used: dict[tuple[str | Marker, Tier], int] = {}
+        self._ends_ns: dict[BlockName, int] = {}  # of blocks saved in this life, when their time ends at the latest
 
     def begin_life(self, world: World) -> None:
         """The daemon starts: it may remember whose namespaces are whose."""
         self._used.clear()
+        self._ends_ns.clear()
         if self._remembered:
             world.post(NamespacesNamed(list(self.names.items()), world.now_ns))
 
@@ -63,6 +70,17 @@ class Tenants:
             hints.low_priority = not hints.high_priority and self._chance.random() < 0.1
             hints.retention_ns = self._chance.choice((0, 0, 0, 0, 5, 100, 3000)) * MILLISECOND
         return hints
+
+    def saved(self, world: World, block: BlockName, hints: SaveHints) -> None:
+        """A save has begun: nobody asked for the block to be kept longer than all saves of it together."""
+        known = self._ends_ns.get(block, FOREVER_NS if world.is_ready(block) else 0)
+        self._ends_ns[block] = max(known, world.now_ns + hints.retention_ns if hints.retention_ns else FOREVER_NS)
+
+    def check_ended(self, world: World) -> None:
+        """When nothing runs any more: what nobody asked to be kept for so long is in no tier."""
+        for block, end_ns in self._ends_ns.items():
+            if world.now_ns > end_ns + ENDED_NS_MAX and world.is_ready(block):
+                raise Violation(f"its time ended at {end_ns / 1e9:.3f} s, and it is still a hit", block)
 
     def trouble(self, world: World) -> None:
         """Somebody changes a quota."""
@@ -80,6 +98,9 @@ class Tenants:
 
     def check(self, world: World, event: Event) -> None:
         """After every event: no tenant uses more than its quota, but for what it used before that was set."""
+        if type(event) is BlocksFound:
+            names = [BlockName(event.namespace, event.shard, found.key, found.parent) for found in event.blocks]
+            self._ends_ns |= dict.fromkeys(names, FOREVER_NS)
         for owner in world.planner.state.tenants:
             for tier in world.config.tiers:
                 self._check(owner, tier, grows=type(event) in (BlocksFound, SessionOpened, NamespacesNamed))

@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 
 from tests.sim.plant import assert_caught
-from tests.sim.plants import PLANTS
 from tests.sim.simulation import run
+from tests.sim.worlds import DEFAULT, WORLDS
 
 SEEDS = range(1, 41)
 STEPS = 2000
+PLANTS = WORLDS[DEFAULT].plants
 
 
 @pytest.mark.parametrize("name", PLANTS)

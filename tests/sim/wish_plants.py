@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from flexkv_py import explain
 from flexkv_py.core import moves
 from flexkv_py.core.blocks import Block
-from flexkv_py.operating import explain
 from flexkv_py.operating.acts import Evict
 from flexkv_py.operating.operations import Operations
 from flexkv_py.operating.pins import Pins
@@ -38,12 +38,12 @@ def _evicted_while_pinned(right: Any) -> Any:
 
 @_plant("a change of the policy loses a copy from its order", (Moving, "move"))
 def _lost_while_moving(right: Any) -> Any:
-    def move(self: Moving) -> bool:
+    def move(self: Moving, copies_max: int) -> int:
         copy = self.old.coldest()
         if copy is not None and copy.queue is not None and copy.block.key[0] % 4 == 0:
             copy.queue.remove(copy)
-        more: bool = right(self)
-        return more
+        moved: int = right(self, copies_max)
+        return moved
 
     return move
 

@@ -15,8 +15,8 @@ from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.messages import BlockName, DrainStarted, Instruction, MatchAnswered, MatchAsked, Tier
 from flexkv_py.core.policies import POLICIES
 from flexkv_py.errors import ErrorCode
+from flexkv_py.explain import explain_in
 from flexkv_py.keys import ROOT, BlockKey
-from flexkv_py.operating.explain import explain_in
 from flexkv_py.operating.messages import (
     Choice,
     DrainEnded,
@@ -34,6 +34,7 @@ from flexkv_py.operating.messages import (
     WishRefused,
 )
 from flexkv_py.rows.policies import ROW_POLICIES
+from flexkv_py.tenants.keeping import ENDED
 from tests.sim.clients import Client
 from tests.sim.faults import MILLISECOND
 from tests.sim.violation import Violation
@@ -144,8 +145,12 @@ class Wishes:
             index = world.planner.state.indexes.get((name.namespace, name.shard))
             block = None if index is None else index.blocks.get(name.key)
             copy = None if block is None else block.copy_in(tier)
-            if copy is None or copy.state is CopyState.DROPPED:
+            if (copy is None or copy.state is CopyState.DROPPED) and not self._retention_ended(name):
                 raise Violation(f"a pinned copy left {tier.name} before its time", name)
+
+    def _retention_ended(self, name: BlockName) -> bool:
+        """Whether the block went because whoever saved it said so: that counts more than a pin."""
+        return any(event.what == "evict" and event.detail == ENDED for event in self._world.planner.story(name.key))
 
     # -------------------------------------------------------------- operations
 

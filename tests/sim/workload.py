@@ -156,6 +156,8 @@ class Workload:
         for key, slot in zip(keys, ticket.slots, strict=True):
             client.slots[slot] = world.right(world.name(client, key))
         hints = world.tenants.hints(SaveHints(chance.random() < 0.05, chance.random() < 0.1))
+        for key in keys:
+            world.tenants.saved(world, world.name(client, key), hints)
         deadline = self._deadline(always=True)
         world.post(SaveAsked(client.number, ticket.number, keys, parent, deadline, ack, hints, world.now_ns))
 

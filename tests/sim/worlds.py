@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.sim import plants, simulation
+from tests.sim import plants, simulation, tenant_plants
 from tests.sim.plant import Plant
 from tests.sim.s3health import campaign
 from tests.sim.simulation import Report
@@ -24,7 +24,7 @@ class World:
 
 
 WORLDS = {
-    DEFAULT: World(simulation.run, plants.PLANTS),
+    DEFAULT: World(simulation.run, plants.PLANTS | tenant_plants.PLANTS),
     "ssd-log": World(log_simulation.run, log_plants.PLANTS),
     "s3-health": World(campaign.run, campaign.PLANTS),
 }

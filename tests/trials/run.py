@@ -22,6 +22,7 @@ from .burst import burst
 from .damage import CUTS
 from .damaged_store import damage
 from .endurance import endurance
+from .flight_record import flight_record
 from .garbage import garbage
 from .kill_daemon import kill_daemon
 from .kill_log import kill_log
@@ -134,6 +135,11 @@ TRIALS = {
         s3_faults,
         "a daemon whose S3 misbehaves in every way, behind a proxy",
         {"outage_s": Count(30), "fault_s": Count(8)},
+    ),
+    "flight-record": Trial(
+        flight_record,
+        "a faulty life, recorded, and its dump replayed to the same state",
+        {"rounds": Count(10), "seed": SEED},
     ),
     "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": Count(8)}),
     "shared-bucket": Trial(

@@ -74,6 +74,35 @@ class StoreListener(Protocol):
         ...
 
 
+class Wear(Protocol):
+    """What was written since the store was made: records, with their headers and padding."""
+
+    new_bytes: int
+    rewritten_bytes: int
+
+    @property
+    def window_amplification(self) -> float:
+        """(new + rewritten) / new of late."""
+        ...
+
+
+@runtime_checkable
+class WearingStore(Protocol):
+    """A store on flash, which each write wears."""
+
+    @property
+    def wear(self) -> Wear: ...
+
+
+@runtime_checkable
+class RemoteStore(Protocol):
+    """A store behind a network, which may not answer."""
+
+    def requests(self) -> dict[str, object]:
+        """State of the breaker and counts of requests; costs nothing that grows with what is stored."""
+        ...
+
+
 @runtime_checkable
 class SharedStore(Protocol):
     """A store in which others write, too: a reset concerns more than the records the planner knows of."""

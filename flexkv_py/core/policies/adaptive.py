@@ -103,7 +103,7 @@ class Adaptive(Policy):
 
     def __init__(self, tenants: int = 1) -> None:
         super().__init__(tenants)
-        self._duel = Duel(max(SAMPLE_MIN, SAMPLE_MAX // tenants))
+        self.duel = Duel(max(SAMPLE_MIN, SAMPLE_MAX // tenants))
         self._stamp = 1
         self._adds = 0
 
@@ -114,14 +114,14 @@ class Adaptive(Policy):
             self._stamp += 1
         copy.mark = self._stamp
         (self.again if block.uses >= USES_OF_AGAIN_MIN else self.once).push_newest(copy)
-        duel = self._duel
+        duel = self.duel
         if not block.key[-1] & duel.mask and duel.samples(block.key):
             duel.refer(block, fresh=fresh, count=self.count)
 
     def coldest(self) -> Copy | None:
         if self.cold.oldest is not None:
             return self.cold.oldest
-        once, again, share = self.once, self.again, self._duel.best.share
+        once, again, share = self.once, self.again, self.duel.best.share
         if once.oldest is None or again.oldest is None:
             return once.oldest or again.oldest
         if once.count <= NEW_MIN and once.oldest.mark >= again.oldest.mark:

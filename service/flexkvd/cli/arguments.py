@@ -6,7 +6,11 @@ import argparse
 import math
 import os
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from flexkv_py.errors import ErrorCode, FlexKVError
 
 COUNT_MAX = 10**12
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
@@ -62,8 +66,10 @@ def tier_blocks(word: str) -> float:
 
 
 def writable_file(word: str) -> Path:
-    """A file that can be made or replaced: found out before a long run, not after it."""
+    """A file that can be made or replaced, `-` for standard output: found out before a long run, not after it."""
     path = Path(word)
+    if word == "-":
+        return path
     place = path if path.exists() else path.parent
     if path.is_dir() or not os.access(place, os.W_OK):
         raise argparse.ArgumentTypeError(f"{word!r} cannot be written: name a file in a writable folder")
@@ -78,3 +84,65 @@ def dram_room(word: str) -> float | int:
         return share(str(float(word[:-1]) / 100))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{word!r} is neither a share, like 50%, nor a number of chunks") from None
+
+
+_TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+KEYS_MAX = 4096
+"""Blocks that one request of the API names; more are named by prefix, by tenant or in several commands."""
+KEY_DIGITS = 32
+_HEX = re.compile(r"[0-9a-fA-F]*")
+
+
+def seconds(word: str) -> float:
+    """`30`, `500ms`, `10m`, `2h`, `1d` → seconds, more than 0."""
+    found = _TIME.fullmatch(word.strip().lower())
+    if found is None or found[2] not in _TIMES or not (time_s := float(found[1]) * _TIMES[found[2]]):
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no time: write seconds, or 500ms, 30s, 10m, 2h, 1d")
+    return time_s
+
+
+def weight(word: str) -> float:
+    """A number above 0, up to a million."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no weight: write a number above 0, as 2 or 0.5")
+    return number
+
+
+def key_prefix(word: str) -> str:
+    """The beginning of a block's key: up to 32 hex digits."""
+    if not _HEX.fullmatch(word) or len(word) > KEY_DIGITS:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} begins no block's key: write up to {KEY_DIGITS} hex digits")
+    return word.lower()
+
+
+def block_key(word: str) -> str:
+    """A block's key: 32 hex digits; `-` stands for keys on standard input."""
+    if word != "-" and (not _HEX.fullmatch(word) or len(word) != KEY_DIGITS):
+        raise argparse.ArgumentTypeError(
+            f"{word[:40]!r} is no block's key: write {KEY_DIGITS} hex digits (`flexkv blocks` lists keys), or - to "
+            "read them from standard input"
+        )
+    return word.lower()
+
+
+def given_keys(words: Sequence[str]) -> list[str]:
+    """The keys named, those of standard input in place of a `-`. Raises FlexKVError (`bad_argument`)."""
+    keys: list[str] = []
+    for word in words:
+        keys += _keys_of_input() if word == "-" else [word]
+    if len(keys) > KEYS_MAX:
+        why = f"{len(keys)} blocks are named, {KEYS_MAX} can be at a time: name them in several commands"
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, why)
+    return keys
+
+
+def _keys_of_input() -> list[str]:
+    try:
+        return [block_key(word if word != "-" else "") for line in sys.stdin for word in line.split()[:1]]
+    except (argparse.ArgumentTypeError, UnicodeDecodeError) as error:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"on standard input: {error}") from error

@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkvd.cli import output
+from flexkvd.cli.connecting import add_command
 from flexkvd.config import load_config
 from flexkvd.tier_tables import DAY_S, S3Table
 
@@ -23,21 +26,19 @@ ABORT_DAYS = 1
 RULES_MAX = 1000
 """S3's limit for one bucket."""
 
-DESCRIPTION = """\
-Prints the lifecycle rules that fit [s3] of a configuration: uploads in parts that were abandoned are
-given up after a day, and with ttl_s set, objects are deleted once they are that old (in whole days, at
-least one). With --write they become rules of the bucket; rules of others stay as they are.
-"""
+DESCRIPTION = (
+    "Prints the lifecycle rules that fit [s3] of a configuration, as S3 wants them: uploads in parts that were "
+    "abandoned are given up after a day, and with ttl_s set, objects are deleted once they are that old (in whole "
+    "days, at least one). With --write they become rules of the bucket; rules of others stay as they are. With --write "
+    "and --json {bucket, rules, ours}."
+)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `s3-lifecycle` to the commands of `flexkv`."""
-    parser = commands.add_parser(
-        "s3-lifecycle",
-        help="lifecycle rules for the bucket",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    examples = ("flexkv s3-lifecycle --config flexkvd.toml", "flexkv s3-lifecycle --config flexkvd.toml --write")
+    about = "lifecycle rules for the bucket"
+    parser = add_command(commands, "s3-lifecycle", about, DESCRIPTION, examples, daemon=False)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="the daemon's TOML file")
     parser.add_argument("--write", action="store_true", help="write them to the bucket")
     parser.set_defaults(run=_run)
@@ -50,10 +51,15 @@ def _run(given: argparse.Namespace) -> int:
     rules = lifecycle_rules(table.prefix, table.ttl_s)
     if given.write:
         count = write_rules(table, rules)
-        print(f"s3://{table.bucket} has {count} lifecycle rules now, {len(rules)} of them of prefix {table.prefix!r}")
+        answer = {"bucket": table.bucket, "rules": count, "ours": len(rules)}
+        output.emit(given, answer, lambda told: [_written(told, table.prefix)])
     else:
         print(json.dumps({"Rules": rules}, indent=2))
     return 0
+
+
+def _written(told: Mapping[str, Any], prefix: str) -> str:
+    return f"s3://{told['bucket']} has {told['rules']} lifecycle rules now, {told['ours']} of them of prefix {prefix!r}"
 
 
 def lifecycle_rules(prefix: str, ttl_s: float) -> list[dict[str, Any]]:

@@ -20,13 +20,14 @@ from rich.table import Table
 
 from flexkv_py.core.messages import Tier
 from flexkv_py.traces import TraceRequest
+from flexkvd.api.table import ApiTable
 from flexkvd.cli.admin import AdminClient, Samples, by_label
 from flexkvd.cli.cpu import cpu_by_part, owner_of
 from flexkvd.cli.ledger import Ledger
 from flexkvd.cli.reference import LruReference
 from flexkvd.cli.spawn import Sizes, SpawnedDaemon
 from flexkvd.cli.traffic import Target, replay
-from flexkvd.config import ApiTable, read_token
+from flexkvd.config import read_token
 
 EXIT_WRONG = 1
 _MS = 1000

@@ -6,7 +6,6 @@ Owns the command line, the progress bar and the result of a dry run; `dry`, `rea
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.traces import TraceRequest, count_requests, open_trace
 from flexkvd.cli.arguments import block_count, byte_size, positive, tier_blocks, writable_file
 from flexkvd.cli.dry import DryRun, HitCount, Room, planner_config
+from flexkvd.cli.output import results
 from flexkvd.cli.reference import LruReference
 from flexkvd.cli.rows import add_options, given_options, run_rows
 from flexkvd.rowreplay.run import ROW_POLICIES
@@ -90,7 +90,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="block size, a multiple of the trace's own (512)",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="stop after N requests")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write the result as JSON")
+    parser.add_argument(
+        "--json", type=writable_file, metavar="FILE", help="write the result as JSON, too; -: to stdout"
+    )
     dry = parser.add_argument_group("against the planner alone")
     dry.add_argument("--dry", action="store_true", help="no daemon, no bytes")
     dry.add_argument("--dram-blocks", type=block_count, metavar="N|inf", help="room in DRAM (inf)")
@@ -117,6 +119,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(chosen: argparse.Namespace) -> int:
     """Run the command; returns the exit code. Raises FlexKVError for bad input."""
+    with results(chosen.json) as write:
+        code, result = _run(chosen)
+        write(result)
+    return code
+
+
+def _run(chosen: argparse.Namespace) -> tuple[int, dict[str, object]]:
     if chosen.selections is not None:
         return _run_selections(chosen)
     _check_trace(chosen)
@@ -131,12 +140,10 @@ def run(chosen: argparse.Namespace) -> int:
         return _run_dry(chosen)
     from flexkvd.cli.real import run_real  # noqa: PLC0415 - a dry run needs neither numpy nor sockets
 
-    exit_code, result = run_real(chosen, _shown(chosen, "requests"))
-    _write_json(chosen.json, result)
-    return exit_code
+    return run_real(chosen, _shown(chosen, "requests"))
 
 
-def _run_selections(chosen: argparse.Namespace) -> int:
+def _run_selections(chosen: argparse.Namespace) -> tuple[int, dict[str, object]]:
     if chosen.trace is not None or chosen.dry or chosen.spawn or chosen.socket or chosen.limit:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
@@ -144,8 +151,7 @@ def _run_selections(chosen: argparse.Namespace) -> int:
         )
     policies = chosen.policy.split(",") if chosen.policy else list(ROW_POLICIES)
     _fill_in(chosen, "--selections")
-    _write_json(chosen.json, run_rows(chosen, policies))
-    return 0
+    return 0, run_rows(chosen, policies)
 
 
 def _check_trace(chosen: argparse.Namespace) -> None:
@@ -183,7 +189,7 @@ def _fill_in(chosen: argparse.Namespace, mode: str) -> None:
             )
 
 
-def _run_dry(chosen: argparse.Namespace) -> int:
+def _run_dry(chosen: argparse.Namespace) -> tuple[int, dict[str, object]]:
     started = time.perf_counter()
     ssd, s3 = (None if math.isinf(blocks) else int(blocks) for blocks in (chosen.ssd_blocks, chosen.s3_blocks))
     room = Room(chosen.dram_blocks, ssd, s3)
@@ -202,27 +208,23 @@ def _run_dry(chosen: argparse.Namespace) -> int:
             console.print(f"    of them from {tier.name.lower():6} {_share(count.tiers[tier], count.blocks):7.2%}")
     console.print(f"  LRU of all this room {reference.ratio:6.2%}")
     console.print(f"  full blocks only    {full.ratio:7.2%}  ({full.hits:,} of {full.blocks:,})")
-    _write_json(
-        chosen.json,
-        {
-            "trace": chosen.trace.name,
-            "tokens_per_block": chosen.tokens_per_block,
-            "policy": chosen.policy,
-            "admission": chosen.admission,
-            **{f"{tier}_blocks": blocks for tier, blocks in rooms.items()},
-            "requests": count.requests,
-            "blocks": count.blocks,
-            "hit_blocks": count.hits,
-            "hit_blocks_by_tier": {tier.name.lower(): count.tiers[tier] for tier in (Tier.DRAM, Tier.SSD, Tier.S3)},
-            "hit_ratio_blocks": count.ratio,
-            "lru_reference": reference.ratio,
-            "full_blocks": full.blocks,
-            "hit_full_blocks": full.hits,
-            "hit_ratio_full_blocks": full.ratio,
-            "seconds": seconds,
-        },
-    )
-    return 0
+    return 0, {
+        "trace": chosen.trace.name,
+        "tokens_per_block": chosen.tokens_per_block,
+        "policy": chosen.policy,
+        "admission": chosen.admission,
+        **{f"{tier}_blocks": blocks for tier, blocks in rooms.items()},
+        "requests": count.requests,
+        "blocks": count.blocks,
+        "hit_blocks": count.hits,
+        "hit_blocks_by_tier": {tier.name.lower(): count.tiers[tier] for tier in (Tier.DRAM, Tier.SSD, Tier.S3)},
+        "hit_ratio_blocks": count.ratio,
+        "lru_reference": reference.ratio,
+        "full_blocks": full.blocks,
+        "hit_full_blocks": full.hits,
+        "hit_ratio_full_blocks": full.ratio,
+        "seconds": seconds,
+    }
 
 
 def _share(part: int, whole: int) -> float:
@@ -255,8 +257,3 @@ def _shown(chosen: argparse.Namespace, what: str) -> Iterator[TraceRequest]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield from progress.track(requests, total=total, description=what)
-
-
-def _write_json(path: Path | None, result: dict[str, object]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

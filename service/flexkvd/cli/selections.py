@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli.arguments import counts, positive, share, whole, writable_file
+from flexkvd.cli.output import results
 from flexkvd.selections import PRESETS, Selection, Selections, Workload
 from flexkvd.selections.exchange import count_selections, read_selections, write_selections
 from flexkvd.selections.statistics import Statistics, Summary
@@ -76,7 +76,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     stats.add_argument("--page-tokens", type=positive, default=64, metavar="N", help="tokens of a page (%(default)s)")
     stats.add_argument("--by-layer", action="store_true", help="a line for each layer")
-    stats.add_argument("--json", type=writable_file, metavar="FILE", help="also write the figures as JSON")
+    for action in (generate, stats):
+        action.add_argument(
+            "--json", type=writable_file, metavar="FILE", help="write the figures as JSON, too; -: to stdout"
+        )
     add_workload(stats)
     stats.set_defaults(run=_stats)
 
@@ -109,16 +112,28 @@ def chosen_workload(chosen: argparse.Namespace) -> Workload:
 
 
 def _generate(chosen: argparse.Namespace) -> int:
+    with results(chosen.json) as write:
+        write(_generated(chosen))
+    return 0
+
+
+def _generated(chosen: argparse.Namespace) -> dict[str, object]:
     selections = Selections(chosen_workload(chosen))
     started = time.perf_counter()
     count = write_selections(chosen.file, _shown(selections, len(selections), "selections"))
     seconds = time.perf_counter() - started
     size = chosen.file.stat().st_size
     print(f"{chosen.file}: {count:,} selections, {size:,} bytes, {seconds:.1f} s ({count / seconds:,.0f}/s)")
-    return 0
+    return {"file": str(chosen.file), "selections": count, "bytes": size, "seconds": seconds}
 
 
 def _stats(chosen: argparse.Namespace) -> int:
+    with results(chosen.json) as write:
+        write(_figures(chosen))
+    return 0
+
+
+def _figures(chosen: argparse.Namespace) -> dict[str, object]:
     statistics = Statistics(chosen.hot_slots, chosen.page_tokens)
     if chosen.file is None:
         generated = Selections(chosen_workload(chosen))
@@ -132,10 +147,7 @@ def _stats(chosen: argparse.Namespace) -> int:
         layers = {f"layer {layer}": statistics.summary(layer) for layer in statistics.layers}
         _print_lines(layers)
         summaries |= layers
-    if chosen.json is not None:
-        result = {name: dataclasses.asdict(summary) for name, summary in summaries.items()}
-        chosen.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return 0
+    return {name: dataclasses.asdict(summary) for name, summary in summaries.items()}
 
 
 def _refuse_workload(chosen: argparse.Namespace) -> None:

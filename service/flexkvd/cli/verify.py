@@ -1,4 +1,7 @@
-"""`flexkv verify DIR...`: checks SSD directories while no daemon uses them, and says what is damaged."""
+"""`flexkv verify`: re-reads what a tier holds and says what is damaged: of a running daemon, or of SSD directories.
+
+With DIR it reads the disks itself while no daemon uses them; with --tier it asks the daemon, as a job.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,47 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flexkv_py.errors import FlexKVError
+from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkvd.cli.admin import path_of
+from flexkvd.cli.connecting import add_command, client_of
+from flexkvd.cli.following import add_detach, start
 
 if TYPE_CHECKING:
     from flexkv_tiers.ssd.verify import SegmentReport
 
-DESCRIPTION = """\
-Reads every record of an SSD directory and verifies every checksum. No daemon may use the directory meanwhile;
-nothing in it is changed, and no right to write is needed. Damaged records are no danger: a daemon never serves them.
-Exit status: 0 all is whole, 1 something is damaged, 2 a directory could not be checked; the others were."""
+DESCRIPTION = (
+    "Reads every record again and verifies every checksum. Damaged records are no danger: a daemon never serves them. "
+    "Exit status: 0 all is whole, 1 something is damaged, 2 a directory could not be checked; the others were.\n\n"
+    "With --tier the running daemon does it in the background, as a job. With DIR this command does it, while no "
+    "daemon uses the directory; nothing in it is changed, and no right to write is needed. With --json the job at its "
+    "end (GET /v1/jobs/ID), or {segments, unchecked, total}."
+)
+VERIFIED_TIERS = ("dram", "ssd", "s3")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("verify", help="check SSD directories offline", description=DESCRIPTION)
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="a directory of [ssd]")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    examples = ("flexkv verify --tier ssd", "flexkv verify /var/lib/flexkvd/ssd")
+    parser = add_command(commands, "verify", "re-read a tier and check it", DESCRIPTION, examples)
+    parser.add_argument("directories", nargs="*", type=Path, metavar="DIR", help="a directory of [ssd], offline")
+    parser.add_argument(
+        "--tier", choices=VERIFIED_TIERS, metavar="TIER", help=f"of the running daemon: {', '.join(VERIFIED_TIERS)}"
+    )
+    add_detach(parser)
     parser.set_defaults(run=run)
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Run the command; 1 when anything is damaged, 2 when a directory could not be checked."""
+    if bool(chosen.directories) == bool(chosen.tier):
+        why = "name what to check: --tier of the running daemon, or directories while no daemon uses them"
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, why)
+    if chosen.tier:
+        return start(chosen, client_of(chosen), path_of("verify"), {"tier": chosen.tier})
+    return _run_offline(chosen)
+
+
+def _run_offline(chosen: argparse.Namespace) -> int:
     once: dict[str, Path] = {}
     for directory in chosen.directories:
         once.setdefault(os.path.realpath(directory), directory)

@@ -38,6 +38,7 @@ class WorkerMemory(ABC):
 
     def __init__(self, message: RegisterMemory, geometry: Geometry, file: Hashable) -> None:
         self.file = file
+        self.size_bytes = message.bytes
         self.page_count = message.page_count
         self.pages_per_block = geometry.tokens_per_block // message.page_tokens
         self.strands: tuple[tuple[Strand, ...], ...] = chunk_strands(geometry, message)

@@ -313,6 +313,9 @@ class S3Store:
     def damaged_at_start(self) -> int:
         return self._listing.damaged_at_start
 
+    def requests(self) -> dict[str, object]:
+        return self._bucket.status()
+
     def status(self) -> dict[str, object]:
         return {
             "bucket": self._config.bucket,

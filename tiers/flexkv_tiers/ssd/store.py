@@ -89,8 +89,8 @@ class SsdStore:
         self._forget_missing = forget_missing
         self._reserve_bytes = reserve_bytes
         self._open_io = open_io or partial(open_disk_io, engine="auto", depth=DEPTH, direct=True)
-        self._budget = RewriteBudget(amplification_max, self.usable_bytes)
-        self._log = Log(len(self._directories), self.usable_bytes, self._budget)
+        self.wear = RewriteBudget(amplification_max, self.usable_bytes)
+        self._log = Log(len(self._directories), self.usable_bytes, self.wear)
         self._owed = Owed()
         self._stripes: list[Stripe] = []
         self._cleaners: list[Cleaner] = []

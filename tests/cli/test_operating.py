@@ -1,0 +1,121 @@
+"""Commands against a real daemon over its admin socket: what they print, as text and as JSON, and how they end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flexkv_py.errors import FlexKVError
+from flexkvd.cli import main
+from flexkvd.cli.admin import AdminClient, path_of
+from flexkvd.cli.connecting import read_token_file
+from tests.cli.conftest import SAVED, Operated
+
+
+def test_what_the_daemon_does_is_seen_at_a_glance_and_in_detail(operated: Operated) -> None:
+    """Status, tiers, one tier, sessions and one session say the same as the daemon, as text and as JSON."""
+    code, out, err = operated.run("status")
+    assert (code, err) == (0, "")
+    assert "ready" in out
+    assert "dram  up" in out
+    answer = operated.json("status")
+    assert answer["status"]["ready"] is True
+    assert {tier["tier"]: tier["blocks"] for tier in answer["tiers"]}["dram"] == SAVED
+    assert "worker_dram" in operated.run("tiers")[1]
+    assert operated.json("tiers", "dram")["used_bytes"] > 0
+    assert "reclaimable blocks" in operated.run("tiers", "ssd")[1]
+    [session] = operated.json("sessions")["sessions"]
+    assert (session["tenant"], session["memories"]) == ("team-a", 1)
+    assert "team-a" in operated.run("sessions", str(session["session"]))[1]
+    assert operated.run("policy")[0] == 0
+
+
+def test_a_long_job_is_followed_and_listed(operated: Operated) -> None:
+    """A flush is followed to its end and its result printed; jobs shows it, and a second cancel is refused."""
+    code, out, _ = operated.run("flush", "ssd", "--deadline", "10s")
+    assert (code, "flush done" in out) == (0, True)
+    [job] = operated.json("jobs")["jobs"]
+    assert job["state"] == "done"
+    assert job["result"]["stored"] == SAVED
+    assert "flush" in operated.run("jobs")[1]
+    number = str(job["id"])
+    assert operated.run("jobs", number)[0] == 0
+    code, _, err = operated.run("jobs", number, "--cancel")
+    assert (code, "[conflict]" in err) == (1, True)
+    detached = operated.json("flush", "ssd", "--detach")
+    assert operated.run("jobs", str(detached["id"]), "--follow")[0] == 0
+
+
+def test_events_are_heard_as_they_happen(operated: Operated) -> None:
+    """The stream of the API tells samples every second, and each change of a job."""
+    client = AdminClient(operated.address)
+    heard = []
+    for name, data in client.events(path_of("events")):
+        heard.append((name, data.get("state")))
+        if heard == [("sample", None)]:
+            client.call("POST", path_of("flush"), {"to_tier": "ssd"})
+        if heard[-1] == ("job", "done"):
+            break
+    assert ("job", "running") in heard
+
+
+def test_what_is_not_there_ends_with_five_and_a_sentence(operated: Operated) -> None:
+    """A session, a job and a tier that this daemon has not; with `--json` the error is the object."""
+    for arguments in (("sessions", "999"), ("jobs", "999"), ("tiers", "s3")):
+        code, out, err = operated.run(*arguments, "--json")
+        assert code == 5, arguments
+        assert json.loads(out)["error"]["code"] == "not_found"
+        assert err.startswith("flexkv: [not_found]")
+
+
+def test_a_daemon_that_is_not_there_ends_with_three(tmp_path, capsys) -> None:
+    """The address that was tried and the cure are in the sentence, whatever kind of address it is."""
+    for address in (str(tmp_path / "none.sock"), "127.0.0.1:9", "https://127.0.0.1:9"):
+        assert main(["status", "--address", address]) == 3
+        assert f"the admin API at {address} does not answer" in capsys.readouterr().err
+    assert main(["status", "--address", "ftp://somewhere"]) == 2
+    assert "is no address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (("evict", "dram"), "nothing says what is to go"),
+        (("demote", "s3"), "nothing says which blocks"),
+        (("config", "policy=lru"), "TABLE.KEY=VALUE"),
+        (("config", "planner", "planner.policy=lru"), "show or change, not both"),
+        (("tenants", "--dram", "1GiB"), "name it"),
+        (("tenants", "a", "--dram", "1GiB", "--remove-quota"), "one or the other"),
+        (("verify",), "name what to check"),
+        (("bench", "--bytes", "1MiB"), "20MiB or more"),
+        (("top",), "--once"),
+        (("status", "--token-file", "/nowhere"), "cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anybody_is_asked(arguments, cause, capsys) -> None:
+    """Exit code 2 and a sentence with the cure."""
+    assert main([*arguments]) == 2
+    assert cause in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        ("sesame\n", "sesame"),
+        ("# ours\n\nread one\nadmin two\n", "two"),
+        ("read one\n", "one"),
+    ],
+)
+def test_the_token_with_most_rights_is_sent(tmp_path, text, token) -> None:
+    """A token file of the daemon will do for the command too: its admin token, else its read token."""
+    (tmp_path / "token").write_text(text)
+    assert read_token_file(str(tmp_path / "token")) == token
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "write x\n"])
+def test_a_file_without_a_token_is_refused(tmp_path, text) -> None:
+    """The sentence says how a token is written."""
+    (tmp_path / "token").write_text(text)
+    with pytest.raises(FlexKVError, match="as the only word of a line"):
+        read_token_file(str(tmp_path / "token"))
