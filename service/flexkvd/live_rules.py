@@ -28,11 +28,11 @@ class LiveRules:
 
 def rules_between(before: PlannerConfig, after: PlannerConfig) -> Rules:
     """What of the rules is another afterwards; the rest stays as it is, the debt of a write budget too."""
-    old, new = _values(before), _values(after)
-    return Rules(**{name: value for name, value in new.items() if value != old[name]})
+    then, now = _words(before), _words(after)
+    return Rules(**{name: value for name, value in now.items() if then[name] != value})
 
 
-def _values(told: PlannerConfig) -> dict[str, Any]:
-    """By the names of `Rules`; all but one are those of the planner's configuration too."""
-    rows = {"row_policy": told.rows.policy}
-    return {each.name: rows[each.name] if each.name in rows else getattr(told, each.name) for each in fields(Rules)}
+def _words(told: PlannerConfig) -> dict[str, Any]:
+    """What the planner was told, by the names of `Rules`."""
+    plain = {each.name: getattr(told, each.name) for each in fields(Rules) if hasattr(told, each.name)}
+    return {**plain, "row_policy": told.rows.policy}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py import operating
+from flexkv_py import damage, operating
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
@@ -11,7 +11,7 @@ from flexkv_py.tenants.owner import Quota
 from flexkvd.config import Config, RowPathTable, TenantTable
 from flexkvd.tier_tables import SsdTable
 
-EXTENSIONS = (operating.handlers,)
+EXTENSIONS = (operating.handlers, damage.handlers)
 """What the daemon's planner handles beside its own events."""
 
 

@@ -160,7 +160,7 @@ class Settings:
 
 def _keys(config: Config) -> Iterator[KeyDescription]:
     """The keys of every table that is configured."""
-    return (each for each in describe() if getattr(config, each.table) is not None)
+    return (each for each in describe() if getattr(config, each.table, None) is not None)
 
 
 def _live_names(config: Config) -> Iterator[Name]:

@@ -86,7 +86,7 @@ def test_every_route_asks_for_its_role(guarded: httpx.Client, route: str, who: s
 
 
 def test_what_is_no_route_asks_for_a_token_too(guarded: httpx.Client) -> None:
-    """A stranger does not even learn what there is, but for the dashboard, which has no data; readers see what there is."""
+    """A stranger does not even learn what there is, but for the dashboard, which has no data; a reader does."""
     assert [guarded.get(path).status_code for path in ("/nowhere", "/openapi.json", "/v1/tiers/")] == [401] * 3
     headers = {"Authorization": f"Bearer {READ}"}
     assert [guarded.get(path, headers=headers).status_code for path in ("/nowhere", "/openapi.json")] == [404, 200]

@@ -13,7 +13,7 @@ import pytest
 
 from flexkv_py.core.messages import BlockName, Fault
 from flexkv_py.keys import ROOT, NamespaceDigest, key_of_hash
-from flexkv_tiers.base import FoundBatch, FrameSpan, TierFault, TierStore
+from flexkv_tiers.base import FoundBatch, FrameSpan, TierFault, TierStore, VerifiableStore
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.memory import Arena
 from tests.tiers.backings import Backing
@@ -108,6 +108,26 @@ class TierContract:
             assert await drain(store, block(1), location, target) == sorted(wanted)
             for number, data in enumerate(content(block(1), lengths)):
                 assert frames.bytes_of(target)[number] == (data if number in wanted else bytes(len(data)))
+
+        live(backing, scene)
+
+    def test_a_record_is_verified_where_it_lies(self, backing, frames):
+        """Whole it passes; another block's, dropped, or saved with a checksum that does not hold, it is told."""
+
+        async def scene(store: TierStore) -> None:
+            if not isinstance(store, VerifiableStore):
+                return  # records in memory lie nowhere
+            places = await write_all(store, frames, [block(1), block(2)])
+            await store.verify(block(1), places[block(1)], SMALL)
+            assert await fault_of_verify(store, block(9), places[block(1)]) in (Fault.CORRUPT, Fault.MISSING)
+            await store.drop(block(2), places[block(2)])
+            assert await fault_of_verify(store, block(2), places[block(2)]) is Fault.MISSING
+            if "Compress" not in type(backing).__name__:  # a compressed chunk's seal is made when it is written
+                spans = frames.fill(block(3), SMALL)
+                frames.arena.set_checksum(spans[1].frame, bytes(16))
+                location = await store.write(block(3), spans)
+                assert await fault_of_verify(store, block(3), location) is Fault.CORRUPT
+            await store.verify(block(1), places[block(1)], SMALL)
 
         live(backing, scene)
 
@@ -366,6 +386,14 @@ async def assert_readable(
     target = frames.take(lengths)
     assert await drain(store, name, location, target) == list(range(len(lengths)))
     assert frames.bytes_of(target) == content(name, lengths)
+
+
+async def fault_of_verify(store: VerifiableStore, name: BlockName, location: int) -> Fault | None:
+    try:
+        await store.verify(name, location, SMALL)
+    except TierFault as fault:
+        return fault.fault
+    return None
 
 
 async def fault_of_read(

@@ -104,6 +104,19 @@ class RemoteStore(Protocol):
 
 
 @runtime_checkable
+class VerifiableStore(Protocol):
+    """A store that can check a record where it lies, without a frame to read it into."""
+
+    async def verify(self, block: BlockName, location: int, lengths: Sequence[int]) -> None:
+        """Read all of a record, whose chunks are of these lengths, and check it.
+
+        Raises TierFault: CORRUPT unless every checksum holds and it is exactly this block's, MISSING when nothing is
+        there, others when that cannot be told now.
+        """
+        ...
+
+
+@runtime_checkable
 class SharedStore(Protocol):
     """A store in which others write, too: a reset concerns more than the records the planner knows of."""
 

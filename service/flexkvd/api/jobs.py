@@ -72,6 +72,15 @@ def _add_moves(routes: APIRouter, operator: Operator) -> None:
 
 
 def _add_daemon(routes: APIRouter, operator: Operator) -> None:
+    @routes.post("/verify", summary="Check a tier", **STARTS)
+    async def verify(body: shapes.VerifyBody) -> dict[str, Any]:
+        """A job that reads every whole copy of a tier again and checks it, one at a time, after loads that wait.
+
+        What is damaged is a miss from then on: the planner lets go of it and has its record dropped. Its result:
+        `checked` copies of `bytes`, `damaged` (missing ones too), and `unreadable` ones that stay where they are.
+        """
+        return _said(operator, operator.work.verify(body.tier))
+
     @routes.post("/drain", summary="Admit nothing new", **STARTS)
     async def drain(body: shapes.DrainBody) -> dict[str, Any]:
         """From now on no load, save or prefetch is admitted; the job ends when all that run have ended, or in time.

@@ -9,6 +9,7 @@ from typing import Any
 
 from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.lists import CopyList
+from flexkvd.control.policies import parts_of
 from flexkvd.parts import Parts
 
 NOTABLE_MAX = 50
@@ -30,7 +31,7 @@ class Notable:
         """The most often used first, and of those used as often the most recent; where nothing was used twice, none."""
         seen: dict[Block, None] = {}
         for level in self._parts.planner.state.levels.values():
-            again = [_newest_first(shelf.policy.again) for shelf in level.shelves]
+            again = [_newest_first(part.again) for shelf in level.shelves for part in parts_of(shelf.policy)]
             looked_at_max = 1 + HOT_LOOKED_AT_MAX // (1 + len(again))
             for copy in chain.from_iterable(islice(copies, looked_at_max) for copies in again):
                 seen[copy.block] = None

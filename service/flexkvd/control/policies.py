@@ -8,8 +8,9 @@ from flexkv_py.core.policies.adaptive import Adaptive
 from flexkv_py.core.policies.base import Policy
 from flexkv_py.core.state import Level, State
 from flexkv_py.operating.rules import Moving
-from flexkv_py.rows.policies import ROW_POLICIES
+from flexkv_py.rows.policy import RowPolicy
 from flexkv_py.rows.sparse import SparseRows
+from flexkv_py.rows.succession import Succession
 
 
 def policy_facts(state: State) -> dict[str, Any]:
@@ -28,9 +29,9 @@ def _order(state: State, level: Level) -> dict[str, Any]:
     While copies move into another order, those still on their way stand in its lists.
     """
     shelves = level.shelves
-    parts = [part for shelf in shelves for part in _parts(shelf.policy)]
+    parts = [part for shelf in shelves for part in parts_of(shelf.policy)]
     fullest = level.ranking.fullest()
-    wanted = None if fullest is None else _parts(fullest.policy)[-1]
+    wanted = None if fullest is None else parts_of(fullest.policy)[-1]
     return {
         "policy": state.config.policy,
         "lists": {
@@ -42,25 +43,31 @@ def _order(state: State, level: Level) -> dict[str, Any]:
     }
 
 
-def _parts(policy: Policy) -> tuple[Policy, ...]:
+def parts_of(policy: Policy) -> tuple[Policy, ...]:
+    """One order, or two while copies move from one into the other."""
     return (policy.old, policy.new) if isinstance(policy, Moving) else (policy,)
 
 
 def guesses(state: State) -> dict[str, int]:
     """What the row policy thought to be needed soon, and what of it was: running totals."""
-    policy = state.rows.policy
+    policy = _deciding(state)
     if not isinstance(policy, SparseRows):
         return {"predicted": 0, "came_true": 0}
     return {"predicted": policy.predicted.total(), "came_true": policy.came_true.total()}
 
 
-def _row_policy(state: State) -> dict[str, Any]:
+def _deciding(state: State) -> RowPolicy:
+    """The row policy that decides: the old one, until the new one knows all."""
     policy = state.rows.policy
+    return policy.old if isinstance(policy, Succession) else policy
+
+
+def _row_policy(state: State) -> dict[str, Any]:
+    policy = _deciding(state)
     kinds: list[dict[str, Any]] = []
     if isinstance(policy, SparseRows):
         kinds = [
             {"kind": reason.value, "predicted": count, "came_true": policy.came_true[reason]}
             for reason, count in policy.predicted.items()
         ]
-    [name] = [word for word, kind in ROW_POLICIES.items() if type(policy) is kind]
-    return {"name": name, "requests": len(state.rows.by_id), **guesses(state), "kinds": kinds}
+    return {"name": state.rows.limits.policy, "requests": len(state.rows.by_id), **guesses(state), "kinds": kinds}

@@ -8,6 +8,7 @@ from typing import Any
 from flexkv_py.core.messages import Tier
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import BlockKey
+from flexkvd.control.verify import Verification
 from flexkvd.jobs import Job, Jobs, Progress
 from flexkvd.operations import OPERATOR_DRAINS, OperationReport, Selection
 from flexkvd.parts import Parts
@@ -60,6 +61,15 @@ class Work:
             return await self._operations.prefetch(keys, deadline_s, progress.blocks)
 
         return self._start("prefetch", {"keys": len(keys), "deadline_s": deadline_s}, act)
+
+    def verify(self, tier_word: str) -> Job:
+        """Read a whole tier again and check it."""
+        tier = self._held(tier_word)
+
+        async def work(progress: Progress) -> dict[str, Any]:
+            return await Verification(self._parts, tier, progress).run()
+
+        return self._jobs.start("verify", {"tier": tier_word}, work)
 
     def drain(self, deadline_s: float) -> Job:
         """Admit nothing new and wait for what runs."""

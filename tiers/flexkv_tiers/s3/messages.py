@@ -105,7 +105,7 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     """Read chunks from `chunk_first` to `chunk_end` (0: the last) of a record; `spans` lists all its chunks.
 
     A record of `record_bytes` in a pack lies at `offset` of an object of `object_bytes`; 0 and 0: the
-    record is the object.
+    record is the object. Unless it `lands`, what comes is only checked, and no frame is touched.
     """
 
     name: str
@@ -119,6 +119,7 @@ class Get(msgspec.Struct, frozen=True, tag=True):
     object_bytes: int = 0
     record_bytes: int = 0
     chunk_end: int = 0
+    lands: bool = True
 
 
 class GetIndex(msgspec.Struct, frozen=True, tag=True):

@@ -22,7 +22,7 @@ from flexkv_tiers.base import TierFault
 from flexkv_tiers.byteworkers.child import Call, serve
 from flexkv_tiers.codec import CODEC_NONE, HEADER_BYTES, Header, parse_header
 from flexkv_tiers.codec.codecs import ThreadRoom
-from flexkv_tiers.codec.record import decode_into
+from flexkv_tiers.codec.record import check_stored, decode_into
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.s3.bodies import Body, cut_out
 from flexkv_tiers.s3.client import BucketClient
@@ -69,7 +69,7 @@ _CODE = re.compile(r"<Code>\s*([^<]*?)\s*</Code>")
 _TOTAL = re.compile(r"(?<=/)[0-9]{1,16}$")  # of a Content-Range
 _MESSAGE = re.compile(r"<Message>\s*([^<]*?)\s*</Message>")
 
-_compressed = ThreadRoom()  # what a thread reads compressed chunks into: as long as the longest it has met
+_aside = ThreadRoom()  # what a thread reads into that is for no frame as it is: as long as the longest it has met
 
 
 class Objects:
@@ -227,13 +227,16 @@ class Objects:
                 yield from self._land(request, header, answer, range(first, last))
 
     def _land(self, request: Get, header: Header, answer: Answer, chunks: range) -> Iterator[Landed]:
-        """Chunks that come next, each decoded into its frame."""
+        """Chunks that come next, each decoded into its frame, or only checked."""
         for chunk in chunks:
             span, entry = request.spans[chunk], header.chunks[chunk]
-            frame = self._arena.view(span.frame, span.length)
-            stored = frame if entry.codec == CODEC_NONE else _compressed.view(entry.room_bytes)
+            frame = self._arena.view(span.frame, span.length) if request.lands else None
+            stored = _aside.view(entry.room_bytes) if frame is None or entry.codec != CODEC_NONE else frame
             answer.fill(stored)
-            decode_into(frame, request.key, chunk, entry, stored)
+            if frame is None:
+                check_stored(request.key, chunk, entry, stored)
+            else:
+                decode_into(frame, request.key, chunk, entry, stored)
             yield Landed(chunk, entry.checksum)
 
     @contextmanager
@@ -350,7 +353,7 @@ def _failure(error: Exception, request: Request, stopped: bool) -> Failed | None
     trouble: Trouble | None
     if isinstance(error, AttemptFailed):
         trouble = error.trouble
-    elif isinstance(error, TierFault):  # of `parse_header`, its only source here
+    elif isinstance(error, TierFault):  # of `parse_header` and `check_stored`
         trouble = Trouble.CORRUPT
     elif isinstance(error, ConnectFailed):
         trouble = Trouble.CERTIFICATE if error.certificate else Trouble.UNREACHABLE

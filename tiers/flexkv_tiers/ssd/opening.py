@@ -165,3 +165,12 @@ async def _remove(stripe: Stripe, files: Sequence[Met]) -> None:
             await stripe.io.run(remove)
         except OSError as error:
             raise directories.refusal(stripe.directory, error) from error
+
+
+def check_disks(stripes: Sequence[Stripe], segment_bytes: int) -> None:
+    """An empty tier must be able to hold something; one with segments serves those, full disk or not."""
+    for stripe in stripes:
+        try:
+            directories.reserve_once(stripe.directory, segment_bytes)
+        except OSError as error:
+            raise directories.refusal(stripe.directory, error) from error

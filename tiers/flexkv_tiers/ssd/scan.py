@@ -8,10 +8,11 @@ writes hide nothing, and bytes of a chunk are never taken for a header.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from flexkv_py.core.messages import BlockName
+from flexkv_py.core.messages import BlockName, Fault
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import Header, may_be_header, parse_header
 from flexkv_tiers.codec.record import StoredCheck
@@ -119,17 +120,34 @@ async def _is_there(io: DiskIo, file: DiskFile, layout: Layout, candidate: _Cand
     return end <= layout.trailer_page and await verify_on_disk(io, file, candidate.page * PAGE_BYTES, header)
 
 
+async def check_on_disk(
+    io: DiskIo, file: DiskFile, offset: int, block: BlockName, lengths: Sequence[int], salt: bytes
+) -> None:
+    """Read a record where it lies. Raises TierFault: CORRUPT unless it is whole and that block's, IO if unreadable."""
+    with io.pages(1) as page:
+        header = await io.read(file, [page], offset, partial(parse_header, page, salt))
+    if not header.matches(block) or header.raw_bytes != tuple(lengths):
+        raise TierFault(Fault.CORRUPT, f"the record is another block's, or cut otherwise: {header.block.key.hex()}")
+    if not await _chunks_hold(io, file, offset, header):
+        raise TierFault(Fault.CORRUPT, "a chunk does not match its checksum")
+
+
 async def verify_on_disk(io: DiskIo, file: DiskFile, offset: int, header: Header) -> bool:
-    """Whether the chunks of a record at `offset` match the checksums of its header, read in windows."""
+    """Whether the chunks of a record at `offset` can be read and match the checksums of its header."""
+    try:
+        return await _chunks_hold(io, file, offset, header)
+    except TierFault:
+        return False
+
+
+async def _chunks_hold(io: DiskIo, file: DiskFile, offset: int, header: Header) -> bool:
+    """Read in windows. Raises TierFault."""
     with io.pages(min(WINDOW_PAGES, header.record_bytes // PAGE_BYTES)) as memory:
         for number, chunk in enumerate(header.chunks):
             check = StoredCheck(header.block.key, number, chunk)
             for at in range(0, chunk.room_bytes, len(memory)):
                 part = memory[: min(len(memory), chunk.room_bytes - at)]
-                try:
-                    await io.read(file, [part], offset + chunk.offset + at, partial(check.update, part))
-                except TierFault:
-                    return False
+                await io.read(file, [part], offset + chunk.offset + at, partial(check.update, part))
             if not check.holds:
                 return False
     return True

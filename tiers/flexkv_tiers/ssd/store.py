@@ -11,27 +11,27 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from pathlib import Path
 
 from flexkv_py.core.messages import BlockName, Fault, Tier
 from flexkv_tiers.base import FoundBatch, FrameSpan, StoreListener, TierFault
 from flexkv_tiers.codec.pool import ChunksToWrite, TierCodec, codec_status
-from flexkv_tiers.diskio import DiskFuture, DiskIo, nothing, open_disk_io, settle
+from flexkv_tiers.diskio import DiskFile, DiskFuture, DiskIo, nothing, open_disk_io, settle
 from flexkv_tiers.memory import Arena
-from flexkv_tiers.ssd import directory as directories
 from flexkv_tiers.ssd.budget import RewriteBudget
 from flexkv_tiers.ssd.format import PAGE_BYTES, Layout, Shape
 from flexkv_tiers.ssd.health import Health
 from flexkv_tiers.ssd.log import Log, Placed
 from flexkv_tiers.ssd.mender import Mender
-from flexkv_tiers.ssd.opening import adopt_segments, open_stripes
+from flexkv_tiers.ssd.opening import adopt_segments, check_disks, open_stripes
 from flexkv_tiers.ssd.owed import Owed
 from flexkv_tiers.ssd.reclaim import Cleaner, Reclaimed
 from flexkv_tiers.ssd.records import is_compressed, read_compressed, read_record, record_pages, write_record
 from flexkv_tiers.ssd.recovery import Census, Recovery
 from flexkv_tiers.ssd.roller import Roller
+from flexkv_tiers.ssd.scan import check_on_disk
 from flexkv_tiers.ssd.segment import Segment
 from flexkv_tiers.ssd.sizes import (
     check_capacity,
@@ -125,7 +125,7 @@ class SsdStore:
             if self._log.layout is None and self._segment_bytes:
                 self._fix(self._segment_bytes)
             if not self._log.segments:
-                self._check_disks()
+                check_disks(self._stripes, self._segment_bytes or target_segment_bytes(self._share_bytes))
         except BaseException:
             await self.close()
             raise
@@ -134,15 +134,6 @@ class SsdStore:
             self._cleaners.append(Cleaner(number, self._log, self._stripes, *parts))
             stripe.refused = self._mender.wake
         self._serving = True
-
-    def _check_disks(self) -> None:
-        """An empty tier must be able to hold something; one with segments serves those, full disk or not."""
-        size_bytes = self._segment_bytes or target_segment_bytes(self._share_bytes)
-        for stripe in self._stripes:
-            try:
-                directories.reserve_once(stripe.directory, size_bytes)
-            except OSError as error:
-                raise directories.refusal(stripe.directory, error) from error
 
     def _fix(self, segment_bytes: int) -> None:
         self._log.fix(Layout(segment_bytes), [self._share_bytes // segment_bytes] * len(self._stripes))
@@ -290,6 +281,25 @@ class SsdStore:
 
     async def read(self, block: BlockName, location: int, chunks: Sequence[FrameSpan]) -> AsyncIterator[int]:
         """Read a record into frames, chunk by chunk. Raises TierFault CORRUPT, MISSING, IO or DOWN."""
+        with self._reading(location, WAS_READ) as (stripe, file, offset, salt, pages):
+            where = stripe.io, file, offset, block, chunks, self._arena
+            if self._codec is not None and is_compressed(pages, chunks):
+                reading = read_compressed(*where, self._codec, salt)
+            else:
+                reading = read_record(*where, salt)
+            async with aclosing(reading) as runs:  # type: ignore[type-var]
+                async for run in runs:
+                    for chunk in run:
+                        yield chunk
+
+    async def verify(self, block: BlockName, location: int, lengths: Sequence[int]) -> None:
+        """See `VerifiableStore`."""
+        with self._reading(location, 0) as (stripe, file, offset, salt, _):
+            await check_on_disk(stripe.io, file, offset, block, lengths, salt)
+
+    @contextmanager
+    def _reading(self, location: int, mark: int) -> Iterator[tuple[Stripe, DiskFile, int, bytes, int]]:
+        """Where a record lies, with its salt and pages: for so long it is not moved; `mark` it afterwards."""
         with self._moving_on():
             slot = self._log.table.slot(location)
             if slot is None or self._log.table.has(slot, LEAVING):
@@ -297,25 +307,14 @@ class SsdStore:
             number, page = self._log.table.place(slot)
             segment = self._log.segments[number]
             stripe = self._stripes[segment.disk]
-            file, offset = stripe.files[number], page * PAGE_BYTES
             segment.readers += 1
             try:
-                where = stripe.io, file, offset, block, chunks, self._arena
-                if self._codec is not None and is_compressed(self._log.table.pages(slot), chunks):
-                    reading = read_compressed(*where, self._codec, segment.salt)
-                else:
-                    reading = read_record(*where, segment.salt)
-                try:
-                    async for run in reading:
-                        for chunk in run:
-                            yield chunk
-                finally:
-                    await reading.aclose()  # type: ignore[attr-defined]
+                yield stripe, stripe.files[number], page * PAGE_BYTES, segment.salt, self._log.table.pages(slot)
             except TierFault as fault:
                 self._mark(location, DAMAGED if fault.fault is Fault.CORRUPT else 0)
                 raise
             finally:
-                self._mark(location, WAS_READ)
+                self._mark(location, mark)
                 self._end_reader(segment)
 
     def _mark(self, location: int, bit: int) -> None:

@@ -45,6 +45,7 @@ from flexkvd.api.shapes.jobs import (
     PrefetchBody,
     Selecting,
     State,
+    VerifyBody,
 )
 from flexkvd.api.shapes.looking import (
     Alive,
@@ -134,5 +135,6 @@ __all__ = [
     "Tiers",
     "UnpinBody",
     "UnpinReport",
+    "VerifyBody",
     "Wear",
 ]

@@ -90,6 +90,12 @@ class DemoteBody(Selecting):
     deadline_s: Deadline = MOVES_S_DEFAULT
 
 
+class VerifyBody(Body):
+    """What to check."""
+
+    tier: HeldWord = said("ssd", "Of which every copy is read again.")
+
+
 class DrainBody(Body):
     """How long to wait for what runs."""
 
