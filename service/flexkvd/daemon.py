@@ -259,7 +259,7 @@ class Daemon:
         log.info("stopped")
 
 
-def _set_log_level(_before: Config, config: Config) -> None:
+def _set_log_level(config: Config) -> None:
     logging.getLogger().setLevel(config.daemon.log_level.upper())
 
 

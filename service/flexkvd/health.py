@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 
 from flexkvd.api.table import ApiTable
 
@@ -34,15 +35,18 @@ def illness(table: ApiTable) -> str | None:
 
 
 class _Connection(http.client.HTTPConnection):
-    """To the API's address, or its Unix socket."""
+    """To the API's address, by TLS where it has a certificate, or to its Unix socket."""
 
     def __init__(self, table: ApiTable) -> None:
         super().__init__(_ANY_ADDRESS.get(table.host, table.host) or "localhost", table.port, timeout=TIMEOUT_S)
         self._path = "" if table.host else table.socket
+        self._encrypted = bool(table.tls_certificate_file)
 
     def connect(self) -> None:
         if not self._path:
             super().connect()
+            if self._encrypted:  # to ourselves, and nothing secret is said: whose certificate it is does not matter
+                self.sock = ssl._create_unverified_context().wrap_socket(self.sock)  # noqa: S323
             return
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(TIMEOUT_S)

@@ -33,8 +33,9 @@ from flexkvd.faults import FaultLog
 from flexkvd.frame_check import check_frames
 from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
+from flexkvd.live_rules import LiveRules
 from flexkvd.operations import Operations
-from flexkvd.planning import changed_rules, make_planner, planner_config
+from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.recorder.ring import Recorder
 from flexkvd.requests import Requests
@@ -110,7 +111,7 @@ async def make_parts(
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     operations, settings = Operations(engine, planner, sessions, readiness), Settings(config)
-    settings.listen(lambda before, after: operations.change(changed_rules(before, after)))
+    settings.listen(LiveRules(told, operations))
     settings.listen(tenants.adopt)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
     listener = _listen(config, inherited, stack)

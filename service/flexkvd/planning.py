@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
-
 from flexkv_py import damage, operating
 from flexkv_py.core.config import SECOND_NS, PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
-from flexkv_py.operating.messages import Rules
 from flexkv_py.rows.table import RowLimits
 from flexkv_py.tenants.owner import Quota
 from flexkvd.config import Config, RowPathTable, TenantTable
@@ -67,19 +63,6 @@ def planner_config(config: Config) -> PlannerConfig:
 def quota_of(table: TenantTable) -> Quota:
     """A tenant's table in the planner's words."""
     return Quota(table.dram_bytes, table.ssd_bytes, table.s3_bytes, table.weight)
-
-
-def changed_rules(before: Config, config: Config) -> Rules:
-    """What of a change the planner is to be told while it runs: no rule that stays, a budget would begin anew."""
-    old, new = _rules(before), _rules(config)
-    return Rules(**{name: value for name, value in new.items() if value != old[name]})
-
-
-def _rules(config: Config) -> dict[str, Any]:
-    told = planner_config(config)
-    return {
-        each.name: told.rows.policy if each.name == "row_policy" else getattr(told, each.name) for each in fields(Rules)
-    }
 
 
 def _row_limits(table: RowPathTable) -> RowLimits:

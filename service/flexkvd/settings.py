@@ -19,8 +19,8 @@ from flexkvd.toml_tables import Kind, bad_config, nearest
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[Config, Config], None]
-"""Is told what is configured until now and from now on; a FlexKVError of its vetoes the change."""
+Listener = Callable[[Config], None]
+"""Is told what is configured from now on; a FlexKVError of its vetoes the change."""
 Values = Mapping[str, Mapping[str, object]]
 """Of each table the keys that are given, as TOML or JSON has them."""
 
@@ -61,7 +61,7 @@ class Settings:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call it at every change, before that is in force; again the other way round should another listener veto."""
+        """Call it with every configuration to come; should another listener veto that, again with the one before."""
         self._listeners.append(listener)
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -109,10 +109,10 @@ class Settings:
         try:
             for listener in self._listeners:
                 told.append(listener)
-                listener(before, config)
+                listener(config)
         except Exception:
             for listener in told:
-                listener(config, before)
+                listener(before)
             raise
         self.config, self._file, self._set = config, file, wanted
         self.needs_restart = tuple(_differences(config, file))

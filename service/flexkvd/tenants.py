@@ -115,7 +115,7 @@ class Tenants:
         self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
         return replace(before, quota=quota)
 
-    def adopt(self, _before: Config, config: Config) -> None:
+    def adopt(self, config: Config) -> None:
         """The configuration is this now. What was set live stays."""
         base = {name: quota_of(table) for name, table in config.tenants.items()}
         names = [name for name in {**self._base, **base} if self._base.get(name) != base.get(name)]

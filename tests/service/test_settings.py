@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.operating.messages import Rules
+from flexkv_py.rows.policies import ROW_POLICIES
 from flexkvd.config import Config, load_config
-from flexkvd.planning import changed_rules
 from flexkvd.settings import Reload, Settings
 
 from .conftest import DaemonThread
+from .rows import until
 
 FILE = """
 [planner]
@@ -95,11 +95,11 @@ def test_who_acts_on_a_change_can_refuse_it(settings: Settings) -> None:
     """A listener that refuses undoes what those before it did already, and nothing counts as changed."""
     heard: list[float] = []
 
-    def refuse(_before: Config, config: Config) -> None:
+    def refuse(config: Config) -> None:
         if config.planner.clean_ahead > 0.5:
             raise FlexKVError(ErrorCode.BAD_CONFIG, "too much: choose less")
 
-    settings.listen(lambda _before, config: heard.append(config.planner.clean_ahead))
+    settings.listen(lambda config: heard.append(config.planner.clean_ahead))
     settings.listen(refuse)
     assert settings.change({"planner": {"clean_ahead": 0.4}}) == ["planner.clean_ahead"]
     with pytest.raises(FlexKVError):
@@ -157,6 +157,6 @@ def test_a_change_reaches_the_planner_that_runs(start: Callable[..., DaemonThrea
         "row_path.policy",
     ]
     daemon.call(lambda: settings.change({"limits": {"retry_after_s": 2.0}}))
-    assert daemon.call(lambda: changed_rules(settings.config, settings.config)) == Rules()
     assert (state.config.policy, state.config.ssd_hits_min, state.config.s3_hits_min) == ("s3fifo", 2, 2)
     assert state.config.retry_after_ns == 2_000_000_000
+    until(lambda: type(state.rows.policy) is ROW_POLICIES["sparse"])

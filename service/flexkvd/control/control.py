@@ -97,7 +97,7 @@ class Operator:
     def policy(self) -> dict[str, Any]:
         return policy_facts(self._parts.planner.state)
 
-    def _adopt(self, _before: Config, config: Config) -> None:
+    def _adopt(self, config: Config) -> None:
         self.limits.requests_per_s_max = config.api.requests_per_s_max
         self.limits.body_bytes_max = config.api.body_bytes_max
 
