@@ -141,23 +141,6 @@ def _make_tenants(
     return tenants
 
 
-def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
-    """Resets; those of the last life go on."""
-    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
-    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
-    stack.callback(resets.close)
-    resets.go_on()
-    return resets
-
-
-def _listen(config: Config, inherited: Inherited | None, stack: AsyncExitStack) -> socket.socket:
-    """The worker socket."""
-    given = inherited.claim("worker", config.daemon.socket) if inherited else None
-    file = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
-    stack.callback(file.close)
-    return file.socket
-
-
 def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
     """The flight recorder; it hears of every event from now on, unless it has no room for any."""
     recorder = Recorder(planner, config.recorder.bytes, engine.now_ns)
