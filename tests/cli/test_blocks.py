@@ -21,7 +21,7 @@ def test_blocks_are_listed_page_by_page_and_piped(operated: Operated, monkeypatc
     code, out, err = operated.run("blocks", "--limit", "3")
     assert (code, "--after" in err) == (0, True)
     assert "team-a" in out
-    monkeypatch.setattr("sys.stdin", io.StringIO(out.partition("\n")[2]))
+    monkeypatch.setattr("sys.stdin", io.StringIO(out))
     assert operated.json("pin", "-", "--ttl", "1m")["pinned"] == 3
 
 
