@@ -17,7 +17,7 @@ from flexkvd.cli.arguments import KEY_DIGITS, KEY_HEADING, block_key, given_keys
 from flexkvd.cli.connecting import add_command, client_of
 
 LISTED_DEFAULT = 100
-PAGE_BLOCKS_MAX = 1000
+PAGE_BLOCKS_MAX = 500
 """Blocks of one answer of the API."""
 NAMED_MAX = 5
 TTL_S_DEFAULT = 3600.0

@@ -11,7 +11,7 @@ from flexkv_py.keys import KEY_BYTES
 
 KEYS_MAX = 4096
 """Keys in one body."""
-PIN_KEYS_MAX = 1024
+PIN_KEYS_MAX = 512
 """Keys pinned at once: all or none of them, in one event."""
 DEADLINE_S_DEFAULT = 60.0
 MOVES_S_DEFAULT = 600.0
