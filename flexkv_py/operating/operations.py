@@ -164,14 +164,12 @@ class Operations:
             operation.gathering.end()
         for begun in operation.under_way:
             operation.act.abandon(begun)
-        left = len(operation.left) + len(operation.under_way)
-        if left or operation.gathering is not None:
-            operation.keep(why, left)
-        self._end(operation)
+        operation.keep(why, len(operation.left) + len(operation.under_way))
+        self._end(operation, why)
 
-    def _end(self, operation: Operation) -> None:
+    def _end(self, operation: Operation, why: str = "") -> None:
         del self.running[operation.number]
-        detail = ", ".join(f"{count} {why}" for why, count in operation.reasons.items() if count)
+        detail = ", ".join(f"{count} {why}" for why, count in operation.reasons.items() if count) or why
         ended = OperationEnded(operation.number, operation.blocks, operation.bytes, operation.kept, detail)
         self._state.out.append(ended)
 
