@@ -133,8 +133,7 @@ class Planner:
             pump_flushes(state)
             serve_demands(state)
         serve_line(state, TicketKind.SAVE)
-        if state.below:
-            clean_ahead(state)
+        clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
         if state.rows.by_id:
@@ -183,7 +182,7 @@ class Planner:
                 let_go(state, lease)
             del state.sessions[event.session]
             session.owner.sessions -= 1
-            naming.forget_idle(state, [session.owner, *recovery.forget_idle_indexes(state)])
+            naming.forget_idle(state, session.owner)
         state.out.append(messages.EndSession(event.session))
 
     def _on_flush(self, event: messages.FlushAsked) -> None:

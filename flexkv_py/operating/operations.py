@@ -169,7 +169,7 @@ class Operations:
 
     def _end(self, operation: Operation, why: str = "") -> None:
         del self.running[operation.number]
-        detail = ", ".join(f"{count} {why}" for why, count in operation.reasons.items() if count) or why
+        detail = ", ".join(f"{count} {reason}" for reason, count in operation.reasons.items() if count) or why
         ended = OperationEnded(operation.number, operation.blocks, operation.bytes, operation.kept, detail)
         self._state.out.append(ended)
 

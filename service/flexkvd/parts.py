@@ -114,8 +114,10 @@ async def make_parts(
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    given = inherited.claim("worker", config.daemon.socket) if inherited else None
-    server = _serve(config, token, given, requests, sessions, boot, faults, stack)
+    listener = _listen(config, inherited, stack)
+    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
+    server = Server(listener, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
+    stack.callback(server.close)
     operations = Operations(engine, planner, sessions, readiness)
     settings = Settings(config)
     settings.listen(LiveRules(told, operations))
@@ -137,6 +139,23 @@ def _make_tenants(
     tenants.go_on()
     sessions.listen(tenants.opened)
     return tenants
+
+
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
+    """Resets; those of the last life go on."""
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
+    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
+    stack.callback(resets.close)
+    resets.go_on()
+    return resets
+
+
+def _listen(config: Config, inherited: Inherited | None, stack: AsyncExitStack) -> socket.socket:
+    """The worker socket."""
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    file = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
+    stack.callback(file.close)
+    return file.socket
 
 
 def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
@@ -174,35 +193,6 @@ async def _make_stores(
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
     return stores
-
-
-def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
-    """Resets; those of the last life go on."""
-    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
-    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
-    stack.callback(resets.close)
-    resets.go_on()
-    return resets
-
-
-def _serve(
-    config: Config,
-    token: str,
-    given: socket.socket | None,
-    requests: Requests,
-    sessions: Sessions,
-    boot: bytes,
-    faults: FaultLog,
-    stack: AsyncExitStack,
-) -> Server:
-    """The worker socket: from now on workers can connect."""
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
-    stack.callback(listener.close)
-    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
-    loop = asyncio.get_running_loop()
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
-    stack.callback(server.close)
-    return server
 
 
 def _reset_log(config: Config) -> ResetLog | None:

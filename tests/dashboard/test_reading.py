@@ -25,9 +25,7 @@ def assert_accessible(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", ["desktop", "phone"])
-def test_it_can_be_read_by_everyone(
-    busy: World, open_page: OpenPage, tmp_path: Path, device: str, scheme: str
-) -> None:
+def test_it_can_be_read_by_everyone(busy: World, open_page: OpenPage, tmp_path: Path, device: str, scheme: str) -> None:
     """In both sizes and schemes axe finds nothing against WCAG 2.2 AA, nothing scrolls sideways, and it is drawn."""
     viewport = DESKTOP if device == "desktop" else PHONE
     page = open_page(viewport=viewport, color_scheme=scheme, has_touch=device == "phone").page

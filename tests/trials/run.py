@@ -33,6 +33,7 @@ from .row_workers import row_workers
 from .s3_faults import s3_faults
 from .s3_frozen import s3_frozen
 from .shared_bucket import shared_bucket
+from .tenants import tenants
 
 Figures = dict[str, float]
 
@@ -145,6 +146,11 @@ TRIALS = {
         shared_bucket,
         "two daemons on one bucket, one killed",
         {"blocks": Count(10_000, least=64), "kills": Count(10), "seed": SEED},
+    ),
+    "tenants": Trial(
+        tenants,
+        "two tenants, one flooding: the other hits as if it were alone, and quotas hold",
+        {"requests": Count(3_000, least=200), "quota_blocks": Count(256, least=64, step=64), "seed": SEED},
     ),
     "endurance": Trial(
         endurance,

@@ -18,6 +18,8 @@ MOVES_S_DEFAULT = 600.0
 DEADLINE_S_MAX = 3600.0
 TTL_S_MAX = 86_400.0
 BYTES_MAX = 1 << 50
+EXACT_MAX = (1 << 53) - 1
+"""Larger whole numbers are not told apart by everybody who reads JSON."""
 
 TierWord = Literal["hbm", "dram", "ssd", "s3"]
 HeldWord = Literal["dram", "ssd", "s3"]
