@@ -68,6 +68,7 @@ class Planner:
         }
         for extend in extensions:
             self._handlers |= extend(self.state)
+        self.event_types = tuple(self._handlers)
 
     def handle(self, event: messages.Event) -> list[messages.Instruction]:
         """Take one event, give all instructions it leads to. Never fails on a legal event."""
@@ -97,11 +98,6 @@ class Planner:
     def story(self, key: BlockKey) -> list[messages.StoryEvent]:
         """What happened to this block, oldest first, as far back as the ring reaches."""
         return [messages.StoryEvent(*event) for event in self.state.story if event[1] == key]
-
-    @property
-    def event_types(self) -> tuple[type[Any], ...]:
-        """Every type of event it handles."""
-        return tuple(self._handlers)
 
     @property
     def counters(self) -> dict[tuple[str, str], int]:

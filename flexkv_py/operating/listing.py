@@ -99,7 +99,7 @@ class Page:
         self._lowest, self._highest = bounds(prefix)
         self._indexes = list(state.indexes.values())
         self._keys: Iterator[BlockKey] = iter(())
-        self._smallest: list[BlockKey] = []
+        self.smallest: list[BlockKey] = []  # the page, in order, once all were looked at
 
     def slice(self) -> bool:
         """Look at a bounded number of keys; False when all were looked at."""
@@ -111,9 +111,5 @@ class Page:
             return True
         after, lowest, highest = self._after, self._lowest, self._highest
         fit = [key for key in keys if after < key <= highest and key >= lowest]
-        self._smallest = heapq.nsmallest(self._limit, {*self._smallest, *fit})
+        self.smallest = heapq.nsmallest(self._limit, {*self.smallest, *fit})
         return True
-
-    def facts(self) -> list[BlockFacts]:
-        """The page, in order."""
-        return [facts for key in self._smallest for facts in facts_of_key(self._state, key)]

@@ -40,6 +40,8 @@ from flexkvd.readiness import Readiness
 from flexkvd.sessions import Sessions
 
 DRAIN_LOOK_S = 0.02
+FACTS_PER_TURN_MAX = 64
+"""Blocks of a page looked at before others get a turn."""
 DEADLINE_S_DEFAULT = 600.0
 OPERATOR_DRAINS = "the operator drains the daemon: resume it, or stop it"
 
@@ -196,7 +198,12 @@ class Operations:
         page = Page(self._planner.state, checked_prefix(prefix_hex), after, limit)
         while page.slice():  # noqa: ASYNC110 - each turn of the loop takes a slice
             await asyncio.sleep(0)
-        return [self._named(facts) for facts in page.facts()]
+        found: list[BlockFacts] = []
+        for number, key in enumerate(page.smallest):
+            if number % FACTS_PER_TURN_MAX == 0:
+                await asyncio.sleep(0)
+            found += self.block(key)
+        return found
 
     def block(self, key: BlockKey) -> list[BlockFacts]:
         """What is known of a block: one entry for each namespace and shard that has it."""
