@@ -11,7 +11,8 @@ from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.matching import slowest_tier
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import State
-from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest
+from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.operating.gathering import bounds
 from flexkv_py.operating.pins import blocks_of, bytes_of
 
 KEYS_PER_SLICE_MAX = 1024
@@ -95,8 +96,7 @@ class Page:
 
     def __init__(self, state: State, prefix: str, after: BlockKey | None, limit: int) -> None:
         self._state, self._after, self._limit = state, after or b"", limit
-        self._lowest = bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "0"))
-        self._highest = bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "f"))
+        self._lowest, self._highest = bounds(prefix)
         self._indexes = list(state.indexes.values())
         self._keys: Iterator[BlockKey] = iter(())
         self.smallest: list[BlockKey] = []  # the page, in order, once all were looked at
