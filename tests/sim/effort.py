@@ -201,7 +201,11 @@ def _slices(state: State) -> int:
     things += sum(len(reset.left) for reset in state.resets)
     things += sum(len(level.undropped) for level in state.levels.values())
     ending = sum(1 + len(request.keys) + request.open + len(request._told) for request in state.rows.letting_go)
-    keys = ending + sum(len(line) for line in state.lines.values()) + sum(1 + len(ticket.keys) for ticket in arrived(state))
+    keys = (
+        ending
+        + sum(len(line) for line in state.lines.values())
+        + sum(1 + len(ticket.keys) for ticket in arrived(state))
+    )
     return (
         keys + things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())
     )  # one at a time, at worst

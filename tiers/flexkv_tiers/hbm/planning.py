@@ -231,7 +231,7 @@ def _place_misses(
     topk, cells, cell_slot, pick_cell, slot_position, victims, miss_slot, heat, base, fits, counts,
     PICKS: tl.constexpr, PER_BLOCK: tl.constexpr, PICK_TILE: tl.constexpr,
 ):
-    """Give each miss its slot and, where it `counts`, count the heat. Each cell is read and written by its elected pick alone."""
+    """Give each miss its slot; count the heat where it `counts`. Each cell is its elected pick's alone."""
     misses = 0
     for start in range(0, PICKS, PICK_TILE):
         picks = start + tl.arange(0, PICK_TILE)
