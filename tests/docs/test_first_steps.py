@@ -33,4 +33,3 @@ def test_the_front_door_leads_to_a_hit(shell: Shell) -> None:
     """The commands of README.md as they stand."""
     said = shell(commands("README.md")).stdout
     assert re.findall(r"turn 0: (\d+) of 16 blocks were a hit", said) == ["0", "16"]
-
