@@ -64,7 +64,8 @@ def replay(
 ) -> Replayed:
     """Play it in a planner that `make` makes, up to event `until` unless that is 0.
 
-    `on_event` is told of each event before the planner is. Raises BAD_RECORDING when the recording is not complete, or of another version.
+    `on_event` is told of each event before the planner is. Raises BAD_RECORDING when the recording is not complete, or
+    of another version.
     """
     if not recording.complete:
         raise bad_recording(
