@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 from collections import Counter
+from copy import deepcopy
 
 from flexkv_py.core.blocks import Copy, CopyState, DramCopy, Index
 from flexkv_py.core.state import State

@@ -56,9 +56,9 @@ def test_the_reference_of_the_rest_api_is_fresh():
 
 
 def test_every_route_is_described():
-    """Every route but the dashboard's files is in the description, with a summary and a sentence, once by name."""
+    """Every route with data has a summary and a sentence in the description, and a name of its own."""
     known = [route for router in ROUTERS for route in router(None).routes if route.include_in_schema]
-    routes = {f"{method} {route.path}" for route in known for method in route.methods}
+    routes = {f"{method} {route.path_format}" for route in known for method in route.methods}
     spec = describe_api(make_app(None))
     described = {f"{method} {path}": operation for method, path, operation in operations(spec)}
     assert described.keys() == routes
@@ -69,6 +69,13 @@ def test_every_route_is_described():
 def test_every_metric_is_documented():
     """docs/metrics.md names every metric."""
     assert sorted(first_cells("docs/metrics.md")) == sorted(family.name for family in FAMILIES)
+
+
+def test_what_may_change_live_is_listed():
+    """docs/configuration.md lists the keys that change without a restart, and no other."""
+    document = (ROOT / "docs/configuration.md").read_text()
+    listed = re.findall(r"^- `(\w+\.\w+)`$", document, re.MULTILINE)
+    assert listed == [f"{key.table}.{key.name}" for key in describe() if key.live]
 
 
 def test_every_message_is_documented():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,10 +11,10 @@ from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.matching import slowest_tier
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import State
-from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest
 from flexkv_py.operating.pins import blocks_of, bytes_of
 
-KEYS_PER_SLICE_MAX = 8192
+KEYS_PER_SLICE_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,28 +94,24 @@ class Page:
     """
 
     def __init__(self, state: State, prefix: str, after: BlockKey | None, limit: int) -> None:
-        self._state, self._prefix, self._after, self._limit = state, prefix, after or b"", limit
-        self._left = list(state.indexes.values())
-        self._keys: list[BlockKey] = []
-        self._at = 0
+        self._state, self._after, self._limit = state, after or b"", limit
+        self._lowest = bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "0"))
+        self._highest = bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "f"))
+        self._indexes = list(state.indexes.values())
+        self._keys: Iterator[BlockKey] = iter(())
         self._smallest: list[BlockKey] = []
-        self._low = bytes.fromhex(prefix + "0" * (len(prefix) % 2))
 
     def slice(self) -> bool:
         """Look at a bounded number of keys; False when all were looked at."""
-        if self._at == len(self._keys):
-            if not self._left:
+        keys = list(islice(self._keys, KEYS_PER_SLICE_MAX))
+        if not keys:
+            if not self._indexes:
                 return False
-            self._keys, self._at = list(self._left.pop().blocks), 0
-        end = self._at + KEYS_PER_SLICE_MAX
-        after, low, prefix = self._after, self._low, self._prefix
-        fits = [
-            key
-            for key in islice(self._keys, self._at, end)
-            if key > after and key >= low and key.hex().startswith(prefix)
-        ]
-        self._smallest = heapq.nsmallest(self._limit, {*self._smallest, *fits})
-        self._at = min(end, len(self._keys))
+            self._keys = iter(list(self._indexes.pop().blocks))
+            return True
+        after, lowest, highest = self._after, self._lowest, self._highest
+        fit = [key for key in keys if after < key <= highest and key >= lowest]
+        self._smallest = heapq.nsmallest(self._limit, {*self._smallest, *fit})
         return True
 
     def facts(self) -> list[BlockFacts]:

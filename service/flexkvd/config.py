@@ -233,6 +233,8 @@ class LimitsTable:
     tenants_max: int = key(
         Kind.COUNT, "Tenants known by name; those that come later count as one.", 1024, low=1, high=65_536
     )
+    pins_max: int = key(Kind.COUNT, "Copies the operator may pin at a time.", 16_384, low=1, high=1 << 20)
+    pinned_share_max: float = key(Kind.NUMBER, "Share of DRAM the operator may pin.", 0.5, low=0.0, high=1)
     metrics_tenants_max: int = key(
         Kind.COUNT,
         "Tenants that have metrics of their own: the most used. The rest are counted together.",

@@ -131,6 +131,11 @@ TENANT_FAMILIES = (
     Family("flexkv_tenant_hits_total", "counter", "Blocks loaded, by the tier they came from.", ("tenant", "tier")),
     Family("flexkv_tenant_loaded_bytes_total", "counter", "Bytes of these blocks.", ("tenant", "tier")),
     Family("flexkv_tenant_saved_bytes_total", "counter", "Bytes of blocks stored by saves.", ("tenant",)),
+    Family("flexkv_tenant_evictions_total", "counter", "Copies evicted, by tier.", ("tenant", "tier")),
+    Family("flexkv_tenant_used_bytes", "gauge", "Bytes a tenant's blocks take in a tier.", ("tenant", "tier")),
+    Family(
+        "flexkv_tenant_quota_bytes", "gauge", "What they may take, of tenants with a quota there.", ("tenant", "tier")
+    ),
     Family(
         "flexkv_tenant_unmet_keys_total", "counter", "Keys that were not served, by outcome.", ("tenant", "outcome")
     ),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.planner import Planner
 from flexkv_tiers.base import SharedStore
@@ -98,52 +99,59 @@ async def make_parts(
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
     faults, recorder = FaultLog(loop.time), _make_recorder(config, planner, engine, stack)
-    codecs = Codecs.make(config, arena)
-    stack.push_async_callback(codecs.close)
-    await codecs.start()
     readiness = Readiness()
-    stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
+    codecs, stores = await _make_stores(config, arena, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
     usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
-    tenants = Tenants(planner.state, engine, told.quotas, _tenant_log(config))
-    stack.push_async_callback(tenants.close)
-    tenants.go_on()
     sessions.listen(lambda session: codecs.introduce(session.namespace.digest, session.geometry))
-    sessions.listen(tenants.opened)
+    tenants = _make_tenants(config, told, planner, engine, sessions, stack)
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
     resets = _make_resets(config, engine, sessions, stores, stack)
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
-    requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
-    given = inherited.claim("worker", config.daemon.socket) if inherited else None
-    server = _serve(config, token, given, requests, sessions, boot, faults, stack)
-    operations = Operations(engine, planner, sessions, readiness)
-    settings = Settings(config)
+    operations, settings = Operations(engine, planner, sessions, readiness), Settings(config)
     settings.listen(LiveRules(told, operations))
     settings.listen(tenants.adopt)
+    requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
+    listener = _listen(config, inherited, stack)
+    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
+    server = Server(listener, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
+    stack.callback(server.close)
     operations.tenant_of = tenants.name_of
     return Parts(
-        boot=boot,
-        planner=planner,
-        engine=engine,
-        sessions=sessions,
-        executor=executor,
-        server=server,
-        arena=arena,
-        devices=devices,
-        stores=stores,
-        readiness=readiness,
-        resets=resets,
-        row_path=row_path,
-        lag=lag,
-        operations=operations,
-        settings=settings,
-        usage=usage,
-        faults=faults,
-        recorder=recorder,
-        tenants=tenants,
-    )
+        boot=boot, planner=planner, engine=engine, sessions=sessions, executor=executor, server=server, arena=arena,
+        devices=devices, stores=stores, readiness=readiness, resets=resets, row_path=row_path, lag=lag,
+        operations=operations, settings=settings, usage=usage, faults=faults, recorder=recorder, tenants=tenants,
+    )  # fmt: skip
+
+
+def _make_tenants(
+    config: Config, told: PlannerConfig, planner: Planner, engine: Engine, sessions: Sessions, stack: AsyncExitStack
+) -> Tenants:
+    """Tenants; what earlier lives knew of them holds from now on."""
+    tenants = Tenants(planner.state, engine, told.quotas, _tenant_log(config))
+    stack.push_async_callback(tenants.close)
+    tenants.go_on()
+    sessions.listen(tenants.opened)
+    return tenants
+
+
+def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
+    """Resets; those of the last life go on."""
+    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
+    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
+    stack.callback(resets.close)
+    resets.go_on()
+    return resets
+
+
+def _listen(config: Config, inherited: Inherited | None, stack: AsyncExitStack) -> socket.socket:
+    """The worker socket."""
+    given = inherited.claim("worker", config.daemon.socket) if inherited else None
+    file = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
+    stack.callback(file.close)
+    return file.socket
 
 
 def _make_recorder(config: Config, planner: Planner, engine: Engine, stack: AsyncExitStack) -> Recorder:
@@ -168,48 +176,18 @@ def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[
 
 
 async def _make_stores(
-    config: Config,
-    arena: Arena,
-    codecs: Codecs,
-    listen: Callable[[Tier], StoreEvents],
-    stack: AsyncExitStack,
-) -> Stores:
-    """The tiers below DRAM; the directories of the SSD tier are locked."""
+    config: Config, arena: Arena, listen: Callable[[Tier], StoreEvents], stack: AsyncExitStack
+) -> tuple[Codecs, Stores]:
+    """The tiers below DRAM and what compresses for them; the directories of the SSD tier are locked."""
+    codecs = Codecs.make(config, arena)
+    stack.push_async_callback(codecs.close)
+    await codecs.start()
     stores = make_stores(config, arena, codecs, listen)
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
-    return stores
-
-
-def _make_resets(config: Config, engine: Engine, sessions: Sessions, stores: Stores, stack: AsyncExitStack) -> Resets:
-    """Resets; those of the last life go on."""
-    shared = {tier.name.lower(): store for tier, (store, _) in stores.items() if isinstance(store, SharedStore)}
-    resets = Resets(engine, sessions, shared, _reset_log(config), asyncio.get_running_loop())
-    stack.callback(resets.close)
-    resets.go_on()
-    return resets
-
-
-def _serve(
-    config: Config,
-    token: str,
-    given: socket.socket | None,
-    requests: Requests,
-    sessions: Sessions,
-    boot: bytes,
-    faults: FaultLog,
-    stack: AsyncExitStack,
-) -> Server:
-    """The worker socket: from now on workers can connect."""
-    listener = socket_file.listen(config.daemon.socket, config.daemon.socket_mode, given)
-    stack.callback(listener.close)
-    gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
-    loop = asyncio.get_running_loop()
-    server = Server(listener.socket, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
-    stack.callback(server.close)
-    return server
+    return codecs, stores
 
 
 def _reset_log(config: Config) -> ResetLog | None:

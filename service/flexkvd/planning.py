@@ -51,6 +51,8 @@ def planner_config(config: Config) -> PlannerConfig:
         demotion_faults_max=limits.demotion_faults_max,
         story_events_max=limits.story_events_max,
         hold_ns_max=int(limits.hold_s_max * SECOND_NS),
+        pins_max=limits.pins_max,
+        pinned_share_max=limits.pinned_share_max,
         retry_after_ns=int(limits.retry_after_s * SECOND_NS),
         tenants_max=limits.tenants_max,
         quotas={name: quota_of(table) for name, table in config.tenants.items()},

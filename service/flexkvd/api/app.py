@@ -6,6 +6,7 @@ from functools import partial
 from typing import cast
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 import flexkv_py
 from flexkvd.api import blocks, dashboard, errors, health, jobs, looking, recorder, running_config, tenants
@@ -44,9 +45,11 @@ def make_app(operator: Operator | None, tokens: Tokens | None = None, limits: Ap
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
     )
-    errors.add_handlers(app)
+    routers = [router(cast(Operator, operator)) for router in ROUTERS]
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    errors.add_handlers(app, routes)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]
-    for router in ROUTERS:
-        app.include_router(router(cast(Operator, operator)))
+    for router in routers:
+        app.include_router(router)
     app.add_middleware(Guard, tokens=tokens or Tokens(), limits=limits or ApiLimits())
     return app

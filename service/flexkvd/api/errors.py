@@ -6,13 +6,16 @@ asking again does not help before that changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
 from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from flexkv_py.errors import ErrorCode, FlexKVError
@@ -87,12 +90,12 @@ def answer(error: FlexKVError, status: int | None = None, headers: dict[str, str
     return JSONResponse({"code": error.code.value, "message": error.message}, status, said)
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Every failure, expected or not, is answered in one form."""
+def add_handlers(app: FastAPI, routes: Sequence[APIRoute]) -> None:
+    """Every failure, expected or not, is answered in one form; of a wrong method, with all that the path knows."""
     handlers: dict[type[Exception], Callable[[Any, Any], Any]] = {
         FlexKVError: _coded,
         RequestValidationError: _invalid,
-        HTTPException: _http,
+        HTTPException: partial(_http, routes),
         Exception: _bug,
     }
     for kind, handler in handlers.items():
@@ -109,10 +112,15 @@ async def _invalid(_request: Request, error: RequestValidationError) -> JSONResp
     return answer(FlexKVError(ErrorCode.BAD_ARGUMENT, why))
 
 
-async def _http(_request: Request, error: HTTPException) -> JSONResponse:
+async def _http(routes: Sequence[APIRoute], request: Request, error: HTTPException) -> JSONResponse:
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        first = next(route for route in routes if route.path_regex.match(request.scope["path"]))
+        known = {method for each in routes if each.path == first.path for method in each.methods or ()}
+        headers["Allow"] = ", ".join(sorted(known))
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.BAD_ARGUMENT)
     why = FlexKVError(code, f"{error.detail}: see /openapi.json for what there is")
-    return answer(why, error.status_code, dict(error.headers or {}))
+    return answer(why, error.status_code, headers)
 
 
 async def _bug(_request: Request, _error: Exception) -> JSONResponse:

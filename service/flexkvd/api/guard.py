@@ -44,8 +44,12 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            self._check_rate(scope)
-            self._check_role(scope)
+            header = _header(scope, b"authorization")
+            needed = needed_role(scope["method"], scope["path"])
+            if header or not self._tokens.asked_for or needed is None:  # a wrong token must not be tried at any rate
+                self._check_rate(scope)
+            if needed is not None:
+                self._check_role(needed, header)
             receive = await self._whole_body(scope, receive)
         except FlexKVError as error:
             await errors.answer(error)(scope, receive, send)
@@ -65,11 +69,8 @@ class Guard:
             )
         self._paid_s = max(self._paid_s, now_s) + 1 / most
 
-    def _check_role(self, scope: Scope) -> None:
-        needed = needed_role(scope["method"], scope["path"])
-        if needed is None:
-            return
-        role = self._tokens.role_of(_header(scope, b"authorization"))
+    def _check_role(self, needed: Role, header: bytes) -> None:
+        role = self._tokens.role_of(header)
         if role is None:
             raise FlexKVError(
                 ErrorCode.UNAUTHENTICATED,

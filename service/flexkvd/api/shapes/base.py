@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import KEY_BYTES
@@ -18,6 +18,8 @@ MOVES_S_DEFAULT = 600.0
 DEADLINE_S_MAX = 3600.0
 TTL_S_MAX = 86_400.0
 BYTES_MAX = 1 << 50
+EXACT_MAX = (1 << 53) - 1
+"""Larger whole numbers are not told apart by everybody who reads JSON."""
 
 TierWord = Literal["hbm", "dram", "ssd", "s3"]
 HeldWord = Literal["dram", "ssd", "s3"]
@@ -45,6 +47,20 @@ class Body(BaseModel):
     """What is sent: nothing beyond the fields named."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, given: Any) -> Any:
+        """JSON knows one kind of number: 5.0 is as good as 5. Of another type nothing is taken for what it is not."""
+        if not isinstance(given, dict):
+            return given
+        return {
+            key: int(each) if isinstance(each, float) and each.is_integer() else each for key, each in given.items()
+        }
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Failure(Shape):

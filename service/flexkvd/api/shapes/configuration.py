@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from flexkvd.api.shapes.base import Body, Shape, said
+from flexkvd.api.shapes.base import EXACT_MAX, Body, Shape, said
 from flexkvd.config import TABLES
 from flexkvd.toml_tables import SIZE_UNITS, Key, Kind, keys_of
 
@@ -42,7 +42,7 @@ def _accepted(key: Key) -> Any:
         return Literal[key.choices] | None
     match key.kind:
         case Kind.SIZE:
-            whole = Annotated[int, Field(ge=int(key.low), le=int(key.high))]
+            whole = Annotated[int, Field(ge=int(key.low), le=min(int(key.high), EXACT_MAX))]
             return whole | Annotated[str, Field(pattern=_SIZE_PATTERN)] | None
         case Kind.COUNT:
             return Annotated[int, Field(ge=int(key.low), le=int(key.high))] | None

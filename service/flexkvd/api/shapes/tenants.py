@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flexkvd.api.shapes.base import Body, Shape, said
-from flexkvd.tenants import QUOTA_BYTES_MAX, WEIGHT_MAX, WEIGHT_MIN
+from flexkvd.api.shapes.base import EXACT_MAX, Body, Shape, said
+from flexkvd.tenants import WEIGHT_MAX, WEIGHT_MIN
 
 
 class Quota(Shape):
@@ -20,9 +20,9 @@ class Quota(Shape):
 class QuotaBody(Body):
     """What a tenant may use from now on; what is not given is as if there had never been a quota."""
 
-    dram_bytes: int = said(68_719_476_736, "Frames in DRAM; 0: no quota.", default=0, ge=0, le=QUOTA_BYTES_MAX)
-    ssd_bytes: int = said(0, "Records on SSD; 0: no quota.", default=0, ge=0, le=QUOTA_BYTES_MAX)
-    s3_bytes: int = said(0, "Records in S3; 0: no quota.", default=0, ge=0, le=QUOTA_BYTES_MAX)
+    dram_bytes: int = said(68_719_476_736, "Frames in DRAM; 0: no quota.", default=0, ge=0, le=EXACT_MAX)
+    ssd_bytes: int = said(0, "Records on SSD; 0: no quota.", default=0, ge=0, le=EXACT_MAX)
+    s3_bytes: int = said(0, "Records in S3; 0: no quota.", default=0, ge=0, le=EXACT_MAX)
     weight: float = said(
         1.0, "Its share of a full tier, relative to others.", default=1.0, ge=WEIGHT_MIN, le=WEIGHT_MAX
     )
