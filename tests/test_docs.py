@@ -71,6 +71,13 @@ def test_every_metric_is_documented():
     assert sorted(first_cells("docs/metrics.md")) == sorted(family.name for family in FAMILIES)
 
 
+def test_what_may_change_live_is_listed():
+    """docs/configuration.md lists the keys that change without a restart, and no other."""
+    document = (ROOT / "docs/configuration.md").read_text()
+    listed = re.findall(r"^- `(\w+\.\w+)`$", document, re.MULTILINE)
+    assert listed == [f"{key.table}.{key.name}" for key in describe() if key.live]
+
+
 def test_every_message_is_documented():
     """docs/protocol.md names every message with its tag."""
     document = (ROOT / "docs/protocol.md").read_text()

@@ -20,6 +20,7 @@ from flexkvd.toml_tables import Kind, bad_config, nearest
 log = logging.getLogger(__name__)
 
 Listener = Callable[[Config], None]
+"""Is told what is configured from now on; a FlexKVError of its vetoes the change."""
 Values = Mapping[str, Mapping[str, object]]
 """Of each table the keys that are given, as TOML or JSON has them."""
 
@@ -60,7 +61,7 @@ class Settings:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call it with every configuration to come, before that is in force. A FlexKVError of its vetoes the change."""
+        """Call it with every configuration to come; should another listener veto that, again with the one before."""
         self._listeners.append(listener)
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:

@@ -29,6 +29,7 @@ from .kill_log import kill_log
 from .kill_worker import kill_worker
 from .many_blocks import many_blocks
 from .memories import deaf, holes, refused_offers
+from .operate import operate
 from .row_workers import row_workers
 from .s3_faults import s3_faults
 from .s3_frozen import s3_frozen
@@ -162,6 +163,9 @@ TRIALS = {
         endurance,
         "a small SSD written many times over by coding sessions",
         {"records": Count(5_000, least=256), "times": Count(20), "amplification": Count(0, least=0, most=10)},
+    ),
+    "operate": Trial(
+        operate, "reload, SIGTERM and a stuck loop under load, acknowledged at ssd and s3", {"rounds": Count(5)}
     ),
     "memories": Trial(
         memories, "hostile memories, and workers that read no reply", {"rounds": Count(200), "workers": Count(8)}

@@ -13,7 +13,7 @@ from rich.text import Text
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli import output, words
 from flexkvd.cli.admin import AdminClient, path_of
-from flexkvd.cli.arguments import KEY_DIGITS, block_key, given_keys, key_prefix, positive, seconds
+from flexkvd.cli.arguments import KEY_DIGITS, KEY_HEADING, block_key, given_keys, key_prefix, positive, seconds
 from flexkvd.cli.connecting import add_command, client_of
 
 LISTED_DEFAULT = 100
@@ -155,7 +155,7 @@ def view_story(answer: Answer) -> Iterator[RenderableType]:
 
 def view_blocks(answer: Answer) -> Iterator[RenderableType]:
     """Of {blocks}; the key comes first, so that the list can be piped into other commands."""
-    made = output.table("key", "tiers", "size", "uses", "tenant", "shard", "hit", "held by", right=(2, 3, 5))
+    made = output.table(KEY_HEADING, "tiers", "size", "uses", "tenant", "shard", "hit", "held by", right=(2, 3, 5))
     for block in answer["blocks"]:
         made.add_row(
             block["key"],
@@ -185,7 +185,7 @@ def view_pinned(answer: Answer) -> Iterator[RenderableType]:
 
 def view_pins(answer: Answer) -> Iterator[RenderableType]:
     """Of {pins}; the key comes first, as in the list of blocks."""
-    made = output.table("key", "tiers", "size", "ends in", right=(2, 3))
+    made = output.table(KEY_HEADING, "tiers", "size", "ends in", right=(2, 3))
     for pin in answer["pins"]:
         made.add_row(pin["key"], ",".join(pin["tiers"]), words.size(pin["bytes"]), words.span(pin["expires_in_s"]))
     yield made if answer["pins"] or not sys.stdout.isatty() else "nothing is pinned"
