@@ -24,7 +24,7 @@ def router(operator: Operator) -> APIRouter:
     @routes.get("/tenants", summary="All tenants", response_model=shapes.Tenants, responses=failures())
     async def tenants() -> dict[str, Any]:
         """Every tenant that has a quota, a session or a block here."""
-        return {"tenants": [_shown(facts) for facts in operator.operator.tenants.list()]}
+        return {"tenants": [_shown(facts) for facts in operator.tenants.list()]}
 
     @routes.put(
         "/tenants/{tenant:path}/quota",
@@ -53,7 +53,7 @@ def router(operator: Operator) -> APIRouter:
     @routes.get("/tenants/{tenant:path}", summary="One tenant", response_model=shapes.Tenant, responses=failures(404))
     async def one_tenant(tenant: Name) -> dict[str, Any]:
         """404 when it has no session, no block and no quota here."""
-        return _shown(operator.operator.tenants.get(tenant))
+        return _shown(operator.tenants.get(tenant))
 
     return routes
 
