@@ -9,6 +9,7 @@ from flexkv_py.core.messages import MoveKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.shelf import Shelf
 
 
 def check(state: State, indexes: list[Index], copies: list[Copy]) -> None:
@@ -30,12 +31,23 @@ def check(state: State, indexes: list[Index], copies: list[Copy]) -> None:
 
 def _check_fullest(level: Level) -> None:
     """Who gives room next is the fullest of those that have anything to give, found without the ranking."""
-    chosen = level.ranking.fullest()
+    chosen = _asked_without_change(level)
     fullest = max((shelf.fullness for shelf in level.shelves if shelf.count), default=0.0)
     if chosen is None or not chosen.count:
         assert not any(shelf.count for shelf in level.shelves), f"{level.word}: nobody gives room, and somebody could"
     else:
         assert chosen.fullness == fullest, f"{level.word}: {chosen.owner} gives room, and another is fuller"
+
+
+def _asked_without_change(level: Level) -> Shelf | None:
+    """The ranking's answer; what it tidies up when asked is put back: a check must not change what is checked."""
+    ranking, heap = level.ranking, list(level.ranking._heap)
+    ranks = [(shelf, shelf.ranked, shelf.ranked_at) for shelf in level.shelves]
+    chosen = ranking.fullest()
+    ranking._heap = heap
+    for shelf, ranked, ranked_at in ranks:
+        shelf.ranked, shelf.ranked_at = ranked, ranked_at
+    return chosen
 
 
 def _check_owners(state: State, indexes: list[Index]) -> None:

@@ -21,6 +21,7 @@ FUNCTION_LINES_MAX = 50
 CORE_LINES_MAX = 3_500
 ROWS_LINES_MAX = 1_800
 OPERATING_LINES_MAX = 900
+TENANTS_LINES_MAX = 1_000
 ABBREVIATIONS = {"src", "dst", "cfg", "conf", "buf", "msg", "idx", "cnt", "num", "tmp", "ptr", "req", "resp", "res"}
 GIVEN_BY_PYTEST = {"tmp_path", "tmp_path_factory"}
 
@@ -88,6 +89,11 @@ def test_a_function_is_small(path):
 def test_the_core_stays_readable_in_a_sitting():
     """What decides in `flexkv_py.core` has at most 3,500 lines: all of it but the vocabulary."""
     assert sum(line_count(path) for path in files("flexkv_py/core") if path not in DECLARATIONS) <= CORE_LINES_MAX
+
+
+def test_tenants_stay_as_readable():
+    """What decides in `flexkv_py.tenants`, which also keeps rooms ready and serves lines, has at most 1,000 lines."""
+    assert sum(line_count(path) for path in files("flexkv_py/tenants")) <= TENANTS_LINES_MAX
 
 
 def test_the_row_path_stays_as_readable():

@@ -68,6 +68,7 @@ class Planner:
         }
         for extend in extensions:
             self._handlers |= extend(self.state)
+        self.event_types = tuple(self._handlers)
 
     def handle(self, event: messages.Event) -> list[messages.Instruction]:
         """Take one event, give all instructions it leads to. Never fails on a legal event."""
@@ -99,11 +100,6 @@ class Planner:
         return [messages.StoryEvent(*event) for event in self.state.story if event[1] == key]
 
     @property
-    def event_types(self) -> tuple[type[Any], ...]:
-        """Every type of event it handles."""
-        return tuple(self._handlers)
-
-    @property
     def counters(self) -> dict[tuple[str, str], int]:
         """Running totals by (name, label)."""
         return self.state.counters
@@ -133,8 +129,7 @@ class Planner:
             pump_flushes(state)
             serve_demands(state)
         serve_line(state, TicketKind.SAVE)
-        if state.below:
-            clean_ahead(state)
+        clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
         if state.rows.by_id:
@@ -183,7 +178,7 @@ class Planner:
                 let_go(state, lease)
             del state.sessions[event.session]
             session.owner.sessions -= 1
-            naming.forget_idle(state, [session.owner, *recovery.forget_idle_indexes(state)])
+            naming.forget_idle(state, session.owner)
         state.out.append(messages.EndSession(event.session))
 
     def _on_flush(self, event: messages.FlushAsked) -> None:

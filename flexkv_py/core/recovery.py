@@ -12,7 +12,6 @@ from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Reset
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT
-from flexkv_py.tenants.owner import Owner
 from flexkv_py.tenants.shelf import Shelf
 
 RESET_BLOCKS_PER_EVENT_MAX = 256
@@ -163,13 +162,6 @@ def _adopt(state: State, copy: Copy, shelf: Shelf) -> None:
         block.linked = block.parent == ROOT if above is None else above.linked
     else:
         relink(state, block)
-
-
-def forget_idle_indexes(state: State) -> list[Owner]:
-    """Indexes nobody uses go, or every epoch and tenant that ever came would leave one. Returns whose they were."""
-    wanted = {(session.spec.digest, session.shard) for session in state.sessions.values()}
-    idle = [at for at, index in state.indexes.items() if not (index.blocks or index.attached or at in wanted)]
-    return [state.indexes.pop(at).owner for at in idle]
 
 
 def on_reset(state: State, event: messages.NamespaceReset) -> None:

@@ -44,7 +44,7 @@ def take_frames(state: State, index: Index, count: int) -> bytes | None:
         if frames is not None:
             index.charge(dram.tier, more_bytes)
             return frames
-        victim = evict_one(state, shelf if at_quota else dram)
+        victim = evict_one(state, shelf if at_quota else dram.giver(shelf, more_bytes))
         if victim is None and not at_quota and not any(level.writes.count for level in state.below):
             victim = evict_one(state, shelf)  # what others have is held, and waiting would bring no room: so its own
         if victim is None:
@@ -153,17 +153,17 @@ def make_room(state: State, level: Level, index: Index) -> Room:
         target = room.capacity_bytes - index.record_bytes
         if not room.capacity_bytes or room.used_bytes <= target:
             continue
-        drop_until(state, room, target)
+        drop_until(state, room, target, level.giver(rooms[0], index.record_bytes) if room is level else room)
         if room.used_bytes - room.dropping_bytes > target:
             return Room.NONE
         answer = Room.SOON
     return answer
 
 
-def drop_until(state: State, room: Level | Shelf, target_bytes: int) -> None:
-    """Drop the coldest records until, once the drops have ended, at most `target_bytes` are used."""
+def drop_until(state: State, room: Level | Shelf, target_bytes: int, giver: Level | Shelf | None = None) -> None:
+    """Drop the coldest records (of `giver`) until, once the drops have ended, at most `target_bytes` are used."""
     for _ in range(VICTIM_SCAN_MAX):
-        if room.used_bytes - room.dropping_bytes <= target_bytes or evict_one(state, room) is None:
+        if room.used_bytes - room.dropping_bytes <= target_bytes or evict_one(state, giver or room) is None:
             return
 
 

@@ -85,6 +85,12 @@ class Level:
         shelf = self.ranking.fullest()
         return None if shelf is None else shelf.coldest()
 
+    def giver(self, shelf: Shelf, more_bytes: int) -> Level | Shelf:
+        """Who gives room for so much more of a tenant: itself, where it would else be as full as any other."""
+        fullest = self.ranking.fullest() if self.ranking.several and shelf.count else None
+        own = fullest is not None and (shelf.used_bytes + more_bytes) / shelf.weight >= fullest.fullness
+        return shelf if own else self
+
     def charge(self, index: Index, more_bytes: int) -> None:
         """Records of an index take this much more (or less) of the tier."""
         self.used_bytes += more_bytes

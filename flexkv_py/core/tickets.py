@@ -6,6 +6,7 @@ from flexkv_py.core.messages import Outcome, RequestRefused, TicketFinished, Tic
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode
+from flexkv_py.tenants.counting import count_outcomes
 
 
 def open_ticket(state: State, ticket: Ticket) -> bool:
@@ -82,7 +83,7 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
     session = state.sessions.get(ticket.session)
     if session is not None:
         del session.tickets[ticket.id]
-    _count(state, ticket, outcomes)
+    count_outcomes(state, ticket, outcomes)
     if ticket.kind is TicketKind.SAVE and ticket.index is not None:
         found = (ticket.index.blocks.get(key) for key in ticket.keys)
         state.touch_tail_first([block for block in found if block is not None])
@@ -118,15 +119,3 @@ def refuse(state: State, session: int, request: int, ticket: int, code: ErrorCod
     """Answer a request with a coded error."""
     state.count("refused_requests", code.value)
     state.out.append(RequestRefused(session, request, ticket, code, message, 0))
-
-
-def _count(state: State, ticket: Ticket, outcomes: list[Outcome]) -> None:
-    for counts in (state, ticket.index.owner) if ticket.index is not None else (state,):
-        for outcome in dict.fromkeys(outcomes):
-            counts.count(f"{ticket.kind.value}_keys", outcome.value, outcomes.count(outcome))
-        if ticket.kind is TicketKind.SAVE and ticket.index is not None:
-            counts.count("saved_bytes", "dram", outcomes.count(Outcome.STORED) * ticket.index.frames_bytes)
-        if ticket.kind is TicketKind.LOAD:
-            for tier in dict.fromkeys(ticket.tiers):
-                if tier:
-                    counts.count("hits", Tier(tier).name.lower(), ticket.tiers.count(tier))

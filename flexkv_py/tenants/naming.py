@@ -77,13 +77,15 @@ def on_quota_changed(state: State, event: QuotaChanged) -> None:
     if event.quota == NO_QUOTA:
         del state.tenants.quotas[event.tenant]
         if owner is not None:
-            forget_idle(state, [owner])
+            forget_idle(state, owner)
     state.more = True
 
 
-def forget_idle(state: State, owners: list[Owner]) -> None:
-    """Tenants without session, block or quota are forgotten, or all that ever came would count for `tenants_max`."""
-    for owner in dict.fromkeys(owners):
+def forget_idle(state: State, last: Owner) -> None:
+    """Indexes nobody uses go, and tenants without session, block or quota, or all that ever came would count."""
+    wanted = {(session.spec.digest, session.shard) for session in state.sessions.values()}
+    idle = [at for at, index in state.indexes.items() if not (index.blocks or index.attached or at in wanted)]
+    for owner in dict.fromkeys([last, *(state.indexes.pop(at).owner for at in idle)]):
         used = owner.sessions or any(shelf.used_bytes or shelf.count for shelf in owner.shelves)
         if used or owner.quota != NO_QUOTA or any(index.owner is owner for index in state.indexes.values()):
             continue

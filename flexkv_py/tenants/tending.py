@@ -26,6 +26,13 @@ CLEAN_SHARE_MAX = 0.5
 
 def clean_ahead(state: State) -> None:
     """Keep a share of DRAM, and of SSD above S3, free or ready to be dropped at once; and S3 within its capacity."""
+    if state.below:
+        _tend_tiers(state)
+    for _ in range(min(len(state.tended), TENDED_PER_EVENT_MAX)):
+        _tend(state, next(iter(state.tended)))
+
+
+def _tend_tiers(state: State) -> None:
     frames, ssd, s3 = state.frames, state.levels.get(Tier.SSD), state.levels.get(Tier.S3)
     capacity, used = frames.total_pages * ALIGN_BYTES, frames.used_pages * ALIGN_BYTES
     _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used, used)
@@ -36,8 +43,6 @@ def clean_ahead(state: State) -> None:
             _keep_clean(state, ssd, state.config.ssd_clean_ahead * ssd.capacity_bytes, free, ssd.used_bytes)
     if s3 is not None and s3.capacity_bytes and s3.up and not s3.drop_failed:  # or each failed drop cost another
         drop_until(state, s3, s3.capacity_bytes)  # the ends of these drops are the events that go on with it
-    for _ in range(min(len(state.tended), TENDED_PER_EVENT_MAX)):
-        _tend(state, next(iter(state.tended)))
 
 
 def _tend(state: State, shelf: Shelf) -> None:
@@ -50,7 +55,9 @@ def _tend(state: State, shelf: Shelf) -> None:
         for _ in range(VICTIM_SCAN_MAX):
             if shelf.lacks(0) and evict_one(state, shelf) is None:
                 break
-        _keep_clean(state, shelf, state.config.dram_clean_ahead * capacity, capacity - shelf.used_bytes, capacity)
+        if state.below:
+            free = capacity - shelf.used_bytes
+            _keep_clean(state, shelf, state.config.dram_clean_ahead * capacity, free, capacity)
     elif not level.drop_failed:
         drop_until(state, shelf, capacity)
         if level.tier is Tier.SSD:

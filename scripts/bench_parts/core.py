@@ -11,7 +11,7 @@ import random
 import resource
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ from flexkv_py.core.messages import (
     TransfersFinished,
 )
 from flexkv_py.core.planner import Planner
-from flexkv_py.keys import KEY_BYTES, ROOT, BlockKey, namespace_digest
+from flexkv_py.keys import KEY_BYTES, ROOT, BlockKey, KeyRun, namespace_digest
 from flexkvd.facts import facts_of
+from flexkvd.recorder.ring import Recorder
 from flexkvd.startup import GC_THRESHOLDS
 from scripts.bench_parts.row import percentile, row
 
@@ -48,12 +49,13 @@ CHAIN = 512
 MILLION = 1 << 20
 KEYS_PER_EVENT = 32
 MIX_EVENTS = 20_000
+RECORDED_BLOCKS = 25_600
 COST_US_MIN = 0.5  # below this a difference of two medians says nothing
 
 
 def rows() -> list[dict[str, Any]]:
     """The rows of design §9 for the core, measured now."""
-    return [*_match_in_a_million(), *_memory_with_frames(), *_eviction(), *_mix()]
+    return [*_match_in_a_million(), *_memory_with_frames(), *_eviction(), *_mix(), *_recorder()]
 
 
 class Bench:
@@ -237,3 +239,34 @@ def _mix() -> list[dict[str, Any]]:
     return [
         row("core: block operations, realistic mix", MIX_EVENTS * KEYS_PER_EVENT / seconds / 1000, "k/s", least=300)
     ]
+
+
+def _recorder() -> list[dict[str, Any]]:
+    """What it costs to note the events of such a mix, beside what a planner needs to handle the same ones."""
+    bench, chance = _full(RECORDED_BLOCKS), random.Random(9)
+    chains, events = list(_chains(2, RECORDED_BLOCKS, CHAIN)), []
+    handle = bench.planner.handle
+    bench.planner.handle = lambda event: events.append(event) or handle(event)  # type: ignore[method-assign]
+    for keys in _chains(10, 600 * KEYS_PER_EVENT, KEYS_PER_EVENT):
+        bench.save(keys)
+        bench.load(keys)
+        for _ in range(5):
+            bench.match(KeyRun(b"".join(chance.choice(chains))))  # as the daemon gets them
+    again = _full(RECORDED_BLOCKS).planner
+    recorder = Recorder(again, 1 << 30)
+    noted_s, handled_s = _cpu_s(recorder.note, events), _cpu_s(again.handle, events)
+    recorder.close()
+    kept_bytes = len(recorder.dump()) / len(events)
+    return [
+        row("core: recorder, one event", noted_s / len(events) * 1e6, "µs"),
+        row("core: recorder, of the planner's own time", 100 * noted_s / handled_s, "%"),
+        row("core: recorder, one event in a dump", kept_bytes, "bytes"),
+    ]
+
+
+def _cpu_s(take: Callable[[Any], object], events: Sequence[Any]) -> float:
+    gc.collect()
+    started_s = time.thread_time()
+    for event in events:
+        take(event)
+    return time.thread_time() - started_s

@@ -32,6 +32,8 @@ QUOTA_BYTES_MAX = 1 << 60
 class TenantFacts:
     """One tenant: bytes and copies by tier; hits and misses of matches, in keys; running totals of this life.
 
+    `used` has every byte that counts for the tenant, `blocks` the copies that stand in order: neither read nor written.
+
     `kind` is `named`, or says what has no name and is no tenant: `unknown` (found at start, and no session has named
     its namespace yet), `others` (came when `tenants_max` were known).
     """
@@ -153,14 +155,15 @@ class Tenants:
             log.warning("whose namespaces are whose cannot be written down, so a restart forgets it: %s", error)
 
     def _facts(self, owner: Owner) -> TenantFacts:
-        shelves = {tier.name.lower(): owner.shelves[tier] for tier in self._state.levels if owner.shelves}
+        levels = self._state.levels.items()
+        shelves = {level.word: owner.shelves[tier] if owner.shelves else None for tier, level in levels}
         counted = owner.counters.get
         return TenantFacts(
             name=owner.name if isinstance(owner.name, str) else "",
             kind="named" if isinstance(owner.name, str) else owner.name.value,
             quota=owner.quota,
-            used={tier: shelf.used_bytes for tier, shelf in shelves.items()},
-            blocks={tier: shelf.count for tier, shelf in shelves.items()},
+            used={tier: shelf.used_bytes if shelf else 0 for tier, shelf in shelves.items()},
+            blocks={tier: shelf.count if shelf else 0 for tier, shelf in shelves.items()},
             hits=counted(("matched_keys", "hit"), 0),
             misses=counted(("matched_keys", "miss"), 0),
             saved_bytes=counted(("saved_bytes", "dram"), 0),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from flexkvd.cli import main
 from flexkvd.cli.admin import AdminClient, path_of
 from flexkvd.cli.connecting import read_token_file
 from tests.cli.conftest import SAVED, Operated
+from tests.cli.terminal import Terminal
 
 
 def test_what_the_daemon_does_is_seen_at_a_glance_and_in_detail(operated: Operated) -> None:
@@ -58,6 +61,71 @@ def test_events_are_heard_as_they_happen(operated: Operated) -> None:
         if heard[-1] == ("job", "done"):
             break
     assert ("job", "running") in heard
+
+
+def test_faults_are_listed_and_followed(operated: Operated) -> None:
+    """What went wrong is listed with how often; a terminal that follows them shows the next one when it happens."""
+    assert operated.run("faults")[1].strip() == "no fault is remembered"
+    note = operated.daemon.parts.faults.note
+    for _ in range(3):
+        operated.daemon.call(lambda: note("dram_ssd: io", "ssd", "a disk that is no more"))
+    [fault] = operated.json("faults")["faults"]
+    assert (fault["tier"], fault["count"]) == ("ssd", 3)
+    assert "a disk that is no more" in operated.run("faults", "--limit", "1")[1]
+    with Terminal(["faults", "--follow", "--address", operated.address], 100, 24) as terminal:
+        end = time.monotonic() + 15
+        while "s3: late" not in terminal.text:
+            assert time.monotonic() < end, terminal.text
+            operated.daemon.call(lambda: note("s3: late", "s3", "no answer"))
+            terminal.look(0.5)
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+
+
+def test_the_configuration_is_shown_and_changed_live(operated: Operated) -> None:
+    """A key by name, those that are not the default, a change that holds at once; what may not change is refused."""
+    code, out, _ = operated.run("config", "planner.policy")
+    assert (code, "adaptive" in out, "default" in out) == (0, True, True)
+    assert set(operated.json("config", "--changed")["tables"]["dram"]) >= {"bytes", "segment_bytes"}
+    assert "planner.policy" in operated.run("config", "--live")[1]
+    assert "planner.policy" in operated.run("config", "planner.policy=lru", "limits.retry_after_s=0.2")[1]
+    shown = operated.json("config", "planner", "limits.retry_after_s")["tables"]
+    assert (shown["planner"]["policy"]["value"], shown["planner"]["policy"]["origin"]) == ("lru", "live")
+    assert shown["limits"]["retry_after_s"]["value"] == 0.2
+    for change, said in (("dram.bytes=1GiB", "dram"), ("planner.policy=none", "planner")):
+        code, _, err = operated.run("config", change)
+        assert (code, said in err) == (2, True), err
+    assert operated.run("config", "nothing.at_all")[0] == 5
+
+
+def test_a_quota_is_set_changed_and_taken_back(operated: Operated) -> None:
+    """Parts that are not named stay as they are; who has not come yet may have a quota; an unknown tenant is 5."""
+    [tenant] = operated.json("tenants")["tenants"]
+    assert (tenant["name"], tenant["blocks"]["dram"]) == ("team-a", SAVED)
+    assert operated.run("tenants", "nobody")[0] == 5
+    assert operated.json("tenants", "team-a", "--dram", "8MiB", "--weight", "2")["quota"]["dram_bytes"] == 8 << 20
+    quota = operated.json("tenants", "team-a", "--ssd", "16MiB")["quota"]
+    assert (quota["dram_bytes"], quota["ssd_bytes"], quota["weight"]) == (8 << 20, 16 << 20, 2.0)
+    assert "of 8.00 MiB" in operated.run("tenants")[1]
+    assert operated.json("tenants", "team-b", "--dram", "4MiB")["quota"]["dram_bytes"] == 4 << 20
+    code, out, _ = operated.run("tenants", "team-a", "--remove-quota")
+    assert (code, "of 8.00 MiB" in out) == (0, False)
+
+
+def test_a_tier_is_verified_by_the_daemon(operated: Operated, tmp_path: Path) -> None:
+    """Whole is 0, and the result says how much was checked; with bytes flipped on the disk it is 1, and says so."""
+    assert operated.run("flush", "ssd")[0] == 0
+    job = operated.json("verify", "--tier", "ssd")
+    assert (job["kind"], job["result"]["checked"], job["result"]["damaged"]) == ("verify", SAVED, 0)
+    [segment, *_] = sorted((tmp_path / "ssd").glob("segment-*.kv"))
+    with segment.open("r+b") as file:
+        for page in range(2, 8):  # behind the segment's header
+            file.seek(page * 4096 + 100)
+            byte = file.read(1)[0]
+            file.seek(page * 4096 + 100)
+            file.write(bytes([byte ^ 0xFF]))
+    code, out, _ = operated.run("verify", "--tier", "ssd")
+    assert (code, "damaged" in out) == (1, True), out
 
 
 def test_what_is_not_there_ends_with_five_and_a_sentence(operated: Operated) -> None:

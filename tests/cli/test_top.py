@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from flexkvd.cli.admin import AdminClient
+from flexkvd.cli.top import look
 from flexkvd.cli.top.frame import Mode, Snapshot, frame
 from flexkvd.cli.top.rates import Rates
 from tests.cli.conftest import SAVED, Operated
@@ -53,20 +57,13 @@ def crowded(sessions: int, faults: int) -> Snapshot:
     session = {"role": "scheduler", "tenant": "a-tenant-of-a-long-name", "client": "engine 1.2.3 of a long name"}
     session |= {"tickets": 1000, "leases": 1000, "attached": 1000, "age_s": 86_399.0}
     fault = {"age_s": 3.2, "what": "corrupt", "tier": "ssd", "count": 3, "detail": "a long sentence " * 20}
-    job = {
-        "id": 7,
-        "kind": "verify",
-        "state": "running",
-        "done": 12 << 30,
-        "total": 99 << 30,
-        "unit": "bytes",
-        "age_s": 1,
-    }
+    job = {"id": 7, "kind": "verify", "state": "running", "done": 12 << 30, "total": 99 << 30, "unit": "bytes"}
+    job |= {"age_s": 1.0, "arguments": {"tier": "ssd", "words": "and so on " * 20}}
     return Snapshot(
         {"version": "0.1.0", "state": "ready", "uptime_s": 1e6, "now": "2026-11-30T07:00:00+00:00"},
         [tier] * 4,
         [session | {"session": number} for number in range(sessions)],
-        [job | {"age_s": 1.0}] * 9,
+        [job] * 9,
         [fault] * faults,
         [sample(each, moved=each) for each in range(300)],
     )
@@ -132,6 +129,22 @@ def test_the_live_view_in_a_real_terminal(operated: Operated, tmp_path) -> None:
         assert "flexkvd" in terminal.text
         terminal.press("q")
         assert terminal.wait() == 0
+
+
+def test_history_is_asked_for_once_and_then_grows(operated: Operated) -> None:
+    """A second look joins what is new; after a gap, or in another life of the daemon, all is asked for again."""
+    client = AdminClient(operated.address)
+    end = time.monotonic() + 15
+    while len((first := look(client)).samples) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    times = [sample["t"] for sample in look(client, first).samples]
+    assert times[: len(first.samples)] == [sample["t"] for sample in first.samples]
+    assert times == sorted(set(times))
+    long_ago = replace(first, samples=[first.samples[0] | {"t": 1.0}])
+    elsewhere = replace(first, status=first.status | {"boot": "00"}, samples=[first.samples[0] | {"t": 1e12}])
+    for before in (long_ago, elsewhere):
+        assert look(client, before).samples[0] == first.samples[0]
 
 
 def test_ctrl_c_ends_it_and_no_daemon_ends_it_at_once(operated: Operated, tmp_path) -> None:

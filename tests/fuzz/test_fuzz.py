@@ -66,9 +66,11 @@ def daemon(folder: Path, s3: S3Server | None) -> Iterator[str]:
         url, end = f"http://127.0.0.1:{port}", time.monotonic() + 30
         while time.monotonic() < end and not is_ready(url):
             time.sleep(0.05)
-        yield url
-        assert process.poll() is None, (folder / "log").read_text()[-2000:]
-        process.terminate()
+        try:
+            yield url
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+        finally:
+            process.terminate()
         assert process.wait(30) == 0
     said = (folder / "log").read_text()
     assert "Traceback" not in said, said[-3000:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Event, Instruction
 from flexkv_py.core.planner import Planner
+from flexkvd.control.policies import policy_facts
+from flexkvd.facts import facts_of
 from flexkvd.planning import EXTENSIONS
 from flexkvd.recorder.file import Recording, unpack
 from flexkvd.recorder.replay import words_of
@@ -20,20 +23,26 @@ from tests.sim import world
 from tests.sim.whims import Whims
 
 CAPACITY_BYTES = 64 << 20
+EVENTS_PER_LOOK = 16
 
 
 class RecordedPlanner(Planner):
-    """A planner whose recorder hears every event first, as the engine has it."""
+    """A planner whose recorder hears every event first, as the engine has it; people look at it now and then."""
 
     def __init__(self, config: PlannerConfig, extensions: Sequence[Any] = EXTENSIONS) -> None:
-        super().__init__(config, extensions)
+        super().__init__(replace(config, quotas=dict(config.quotas)), extensions)  # a world changes its own
         self.recorder = Recorder(self, CAPACITY_BYTES)
         self.failure = ""
+        self._heard = 0
         self.by_chance = False
         """It had a row policy that draws chance, of which no event tells."""
 
     def handle(self, event: Event) -> list[Instruction]:
         self.recorder.note(event)
+        self._heard += 1
+        if self._heard % EVENTS_PER_LOOK == 0:
+            facts_of(self.state)
+            policy_facts(self.state)
         self.by_chance |= isinstance(self.state.rows.policy, Whims)
         try:
             return super().handle(event)

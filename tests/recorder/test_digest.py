@@ -49,7 +49,8 @@ def test_planners_that_were_told_the_same_have_one_digest() -> None:
 
 
 def _swap_eviction_order(state: State) -> None:
-    order = state.dram.policy.once
+    [shelf] = state.dram.shelves
+    order = shelf.policy.once
     copy = order.oldest
     assert copy is not None
     order.remove(copy)

@@ -71,8 +71,8 @@ def test_a_newer_format_and_newer_settings_are_refused_by_name(planner: Recorded
     recording = unpack(dump)
     newer = msgspec.structs.replace(recording, config=recording.config | {"moon_phase": 1})
     assert "moon_phase" in refusal(pack(newer))
-    wrong = msgspec.structs.replace(recording, config=recording.config | {"policy": "by-moon"})
-    assert "by-moon" in refusal(pack(wrong))
+    wrong = msgspec.structs.replace(recording, config=recording.config | {"tiers": ["moon"]})
+    assert "cannot be made here" in refusal(pack(wrong))
 
 
 def test_a_body_that_is_no_recording_is_refused(dump: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Faulty worlds of the simulator through the recorder: every life replays to the state it ended in."""
+"""Faulty worlds of the simulator through the recorder: every life replays to the state it ended in.
+
+Facts of the planners are read all the while, of which no event tells: who looks must change nothing.
+"""
 
 from __future__ import annotations
 

@@ -14,14 +14,17 @@ from flexkv_py.core.messages import MatchAsked
 from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli import main
+from flexkvd.cli.admin import AdminClient
 from flexkvd.recorder.dumps import Dumps
 from flexkvd.recorder.file import unpack
 from flexkvd.recorder.replay import Verdict, replay
 from flexkvd.recorder.ring import Recorder
 
 from .conftest import GEOMETRY, DaemonThread, Worker
+from .test_lives import until
 
 TOKENS = list(range(16 * 8))
+ENDLESS = ("/v1/events",)
 
 
 def work(daemon: DaemonThread) -> list[bytes]:
@@ -45,6 +48,31 @@ def test_what_a_daemon_did_is_replayed(daemon: DaemonThread) -> None:
     facts = daemon.call(daemon.parts.recorder.facts)
     assert (facts["complete"], facts["dumps"], facts["capacity_bytes"]) == (True, 1, 64 << 20)
     work(daemon)
+
+
+def test_nobody_who_only_looks_changes_the_planner(start: Callable[..., DaemonThread], tmp_path: Path) -> None:
+    """Every route that is read, of a daemon with several tenants and little DRAM: the replay knows of none of it."""
+    (tmp_path / "ssd").mkdir()
+    daemon = start(
+        api={"socket": str(tmp_path / "admin.sock")},
+        dram={"bytes": "2MiB", "segment_bytes": "1MiB"},
+        ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"},
+        row_path={"policy": "sparse"},
+    )
+    admin = AdminClient(str(daemon.admin))
+    until(daemon.admin.exists)
+    for tenant in ("", "a", "b"):
+        with Client(daemon.socket, GEOMETRY, tenant=tenant) as client:
+            worker = Worker(client, 128)
+            keys = client.keys(list(range(16 * 128)))
+            client.save(keys, worker.pages(0, 128), worker.memory, deadline_s=5).wait(timeout_s=10)
+            if tenant:
+                client.reset(1)
+            for path, methods in admin.json("/openapi.json")["paths"].items():
+                if "get" in methods and path not in ENDLESS:
+                    admin.get(path.format(key=keys[0].hex(), tier="dram", number=1, tenant="a", id=1))
+    recording = unpack(daemon.call(daemon.parts.recorder.dump))
+    assert replay(recording).verdict is Verdict.SAME
 
 
 def test_a_bug_leaves_a_dump_that_meets_it_again(

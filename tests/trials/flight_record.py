@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from flexkv_py.core.messages import TransfersFinished
 from flexkvd.cli.s3server import S3Server
 from flexkvd.recorder.file import Recording, unpack
 from flexkvd.recorder.replay import planner_of, read_records
+from flexkvd.recorder.ring import Recorder
 from tests.s3proxy import FaultProxy, Faults
 
 from .blocks import GEOMETRY, Pages, chain
@@ -73,6 +75,7 @@ def flight_record(folder: Path, *, rounds: int = 2, seed: int = 1) -> dict[str, 
         "events": recording.events,
         "bytes of the dump": file.stat().st_size,
         "CPU seconds of the loop": loop_s,
+        "of these for the recorder, %": 100 * noting_s(recording) / loop_s,
         **{f"transfers ended by {fault}": count for fault, count in sorted(found.items())},
     }
 
@@ -117,6 +120,19 @@ def replayed(file: Path, hash_seed: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (result["verdict"] != "same")
     return result
+
+
+def noting_s(recording: Recording) -> float:
+    """CPU seconds it takes to note these events once more."""
+    planner = planner_of(recording)
+    events = [each for _, each in read_records(recording, planner) if not isinstance(each, bytes)]
+    recorder = Recorder(planner, 64 << 20)
+    began_s = time.thread_time()
+    for event in events:
+        recorder.note(event)
+    took_s = time.thread_time() - began_s
+    recorder.close()
+    return took_s
 
 
 def fault_counts(recording: Recording) -> Counter[str]:

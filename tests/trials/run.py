@@ -33,7 +33,9 @@ from .operate import operate
 from .row_workers import row_workers
 from .s3_faults import s3_faults
 from .s3_frozen import s3_frozen
+from .scrape import scrape
 from .shared_bucket import shared_bucket
+from .tenants import tenants
 
 Figures = dict[str, float]
 
@@ -142,10 +144,20 @@ TRIALS = {
         {"rounds": Count(10), "seed": SEED},
     ),
     "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": Count(8)}),
+    "scrape": Trial(
+        scrape,
+        "what /metrics costs after very many tenants, beside a busy worker",
+        {"tenants": Count(1_000, most=10_000), "scrapes": Count(100, most=300)},
+    ),
     "shared-bucket": Trial(
         shared_bucket,
         "two daemons on one bucket, one killed",
         {"blocks": Count(10_000, least=64), "kills": Count(10), "seed": SEED},
+    ),
+    "tenants": Trial(
+        tenants,
+        "two tenants, one flooding: the other hits as if it were alone, and quotas hold",
+        {"requests": Count(3_000, least=200), "quota_blocks": Count(256, least=64, step=64), "seed": SEED},
     ),
     "endurance": Trial(
         endurance,

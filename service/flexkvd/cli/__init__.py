@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete  # noqa: PLC0415 - only a shell that completes needs it
 
-        argcomplete.autocomplete(make_parser())
+        argcomplete.autocomplete(_parser_to_complete(os.environ.get("COMP_LINE", "")))
     named = next((word for word in given if not word.startswith("-")), "")
     chosen = make_parser([named] if named in MODULES else None).parse_args(given)
     as_json = getattr(chosen, "json", None) is True
@@ -85,6 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"flexkv: a bug: {said}. Report it with what {DEBUG_VARIABLE}=1 in front prints", file=sys.stderr)
     return code
+
+
+def _parser_to_complete(line: str) -> argparse.ArgumentParser:
+    """For a command line under way: of the command it names, else of commands that are names and nothing more."""
+    named = line.split()[1:] if line.endswith(" ") else line.split()[1:-1]
+    if named and named[0] in MODULES:
+        return make_parser(named[:1])
+    parser = argparse.ArgumentParser(prog="flexkv")
+    commands = parser.add_subparsers()
+    for name in MODULES:
+        commands.add_parser(name)
+    return parser
 
 
 def make_parser(names: Sequence[str] | None = None) -> argparse.ArgumentParser:

@@ -91,6 +91,8 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 KEYS_MAX = 4096
 """Blocks that one request of the API names; more are named by prefix, by tenant or in several commands."""
 KEY_DIGITS = 32
+KEY_HEADING = "key"
+"""Over the first column of lists of blocks, which may be piped into other commands whole."""
 _HEX = re.compile(r"[0-9a-fA-F]*")
 
 
@@ -143,6 +145,9 @@ def given_keys(words: Sequence[str]) -> list[str]:
 
 def _keys_of_input() -> list[str]:
     try:
-        return [block_key(word if word != "-" else "") for line in sys.stdin for word in line.split()[:1]]
+        words = [word for line in sys.stdin for word in line.split()[:1]]
+        if words[:1] == [KEY_HEADING]:
+            del words[0]
+        return [block_key("" if word == "-" else word) for word in words]
     except (argparse.ArgumentTypeError, UnicodeDecodeError) as error:
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"on standard input: {error}") from error

@@ -13,7 +13,7 @@ from rich.text import Text
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli import output, words
 from flexkvd.cli.admin import AdminClient, path_of
-from flexkvd.cli.arguments import KEY_DIGITS, block_key, given_keys, key_prefix, positive, seconds
+from flexkvd.cli.arguments import KEY_DIGITS, KEY_HEADING, block_key, given_keys, key_prefix, positive, seconds
 from flexkvd.cli.connecting import add_command, client_of
 
 LISTED_DEFAULT = 100
@@ -155,16 +155,15 @@ def view_story(answer: Answer) -> Iterator[RenderableType]:
 
 def view_blocks(answer: Answer) -> Iterator[RenderableType]:
     """Of {blocks}; the key comes first, so that the list can be piped into other commands."""
-    made = output.table("key", "tiers", "size", "uses", "tenant", "shard", "hit", "held by", right=(2, 3, 5))
+    made = output.table(KEY_HEADING, "tiers", "size", "uses", "hit", "tenant", "held", right=(2, 3), gap=1)
     for block in answer["blocks"]:
         made.add_row(
             block["key"],
             ",".join(block["tiers"]) or words.NONE,
             words.size(block["bytes"]),
             f"{block['uses']}",
-            block["tenant"],
-            f"{block['shard']}",
             "yes" if block["matchable"] else "no",
+            block["tenant"] + (f" shard {block['shard']}" if block["shard"] else ""),
             held_words(block),
         )
     yield made if answer["blocks"] or not sys.stdout.isatty() else "no block"
@@ -173,7 +172,7 @@ def view_blocks(answer: Answer) -> Iterator[RenderableType]:
 def held_words(block: Answer) -> str:
     """What keeps it from eviction."""
     held = [name for name in ("pinned", "leased") if block[name]]
-    return ", ".join(held + ([f"{block['readers']} readers"] if block["readers"] else []))
+    return ", ".join(held + (["read"] if block["readers"] else []))
 
 
 def view_pinned(answer: Answer) -> Iterator[RenderableType]:
@@ -185,7 +184,7 @@ def view_pinned(answer: Answer) -> Iterator[RenderableType]:
 
 def view_pins(answer: Answer) -> Iterator[RenderableType]:
     """Of {pins}; the key comes first, as in the list of blocks."""
-    made = output.table("key", "tiers", "size", "ends in", right=(2, 3))
+    made = output.table(KEY_HEADING, "tiers", "size", "ends in", right=(2, 3))
     for pin in answer["pins"]:
         made.add_row(pin["key"], ",".join(pin["tiers"]), words.size(pin["bytes"]), words.span(pin["expires_in_s"]))
     yield made if answer["pins"] or not sys.stdout.isatty() else "nothing is pinned"

@@ -45,16 +45,17 @@ def follow(chosen: argparse.Namespace, client: AdminClient, job: Job) -> int:
 
     Ctrl-C asks the daemon to cancel it, and waits for that.
     """
+    latest = job
     try:
         with _Bar() as bar:
             bar.show(job)
-            for job in _states(client, job):  # noqa: B020, PLR1704 - the same job, as it is by now
-                bar.show(job)
+            for latest in _states(client, job):
+                bar.show(latest)
     except KeyboardInterrupt:
-        return _cancel(client, job)
-    output.emit(chosen, job, view_end)
-    damaged = (job["result"] or {}).get("damaged")
-    return ExitCode.DONE if job["state"] == "done" and not damaged else ExitCode.WRONG
+        return _cancel(client, latest)
+    output.emit(chosen, latest, view_end)
+    damaged = (latest["result"] or {}).get("damaged")
+    return ExitCode.DONE if latest["state"] == "done" and not damaged else ExitCode.WRONG
 
 
 def _states(client: AdminClient, job: Job) -> Iterator[Job]:

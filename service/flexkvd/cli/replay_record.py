@@ -10,21 +10,19 @@ from typing import Any
 from flexkv_py.core.messages import Event
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli.arguments import positive
+from flexkvd.cli.connecting import add_command
 from flexkvd.recorder.file import Recording, unpack
 from flexkvd.recorder.replay import Replayed, Verdict, planner_of, read_records, replay
 from flexkvd.recorder.words import event_line, plain_event, story_line
 
-DESCRIPTION = """\
-Plays a dump of the flight recorder into a fresh planner: no daemon, no bytes of blocks. The planner knows no clock and
-no chance, so it must end in the state that was recorded. Where it does not, or meets a bug, the event is printed, and
-the story of the block it was about. The version of flexkv must be the one that recorded.
-Exit status: 0 it ends in the recorded state (or stopped at --until), 1 it does not or meets a bug, 2 the file is no
-recording this version can replay."""
-EPILOG = """\
-examples:
-  flexkv replay-record flexkvd-20260131T031500.000Z-bug.record
-  flexkv replay-record --until 4711 --print FILE | tail -20
-"""
+ABOUT = (
+    "Plays a dump of the flight recorder into a fresh planner: no daemon, no bytes of blocks. The planner knows no "
+    "clock and no chance, so it must end in the state that was recorded. Where it does not, or meets a bug, the event "
+    "is printed, and the story of the block it was about. The version must be the one that recorded.\n\n"
+    "Exits with 0 when it ends as recorded or stops at --until, with 1 when it does not or meets a bug. With --json "
+    "the last line is the result; with --print there is a line for each event before it."
+)
+EXAMPLES = ("flexkv replay-record FILE", "flexkv replay-record --until 4711 --print FILE | tail -20")
 SENTENCES = {
     Verdict.SAME: "ends in the state that was recorded",
     Verdict.STOPPED: "stopped there, as it was told to",
@@ -35,20 +33,14 @@ SENTENCES = {
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser(
-        "replay-record",
-        help="play a dump of the flight recorder again",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Add `replay-record` to the commands of `flexkv`."""
+    about = ("replay-record", "play a dump of the flight recorder again", ABOUT, EXAMPLES)
+    parser = add_command(commands, *about, daemon=False)
     parser.add_argument("file", type=Path, metavar="FILE", help="a dump of `flexkv record` or of the daemon")
     parser.add_argument("--until", type=positive, default=0, metavar="N", help="stop after event N")
     parser.add_argument(
         "--print", action="store_true", dest="show", help="print every event; a dump that is not complete is only read"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: a line for each event, then the result")
     parser.set_defaults(run=run)
 
 

@@ -78,7 +78,7 @@ def view_tenants(answer: Answer) -> Iterator[RenderableType]:
     for tenant in answer["tenants"]:
         rooms = [used_words(tenant, tier) for tier in QUOTA_TIERS]
         counts = (words.count(tenant["hits"]), words.share(tenant["hit_ratio"], 1), words.count(tenant["refused"]))
-        made.add_row(tenant["name"] or "(none)", *rooms, f"{(tenant['quota'] or {}).get('weight', 1):g}", *counts)
+        made.add_row(name_of(tenant), *rooms, f"{(tenant['quota'] or {}).get('weight', 1):g}", *counts)
     yield made if answer["tenants"] else "no tenant has come yet"
 
 
@@ -91,7 +91,12 @@ def view_tenant(tenant: Answer) -> Iterator[RenderableType]:
     pairs.append(("hit ratio", words.share(tenant["hit_ratio"], 1)))
     pairs.append(("saved", words.size(tenant["saved_bytes"])))
     pairs.append(("weight", f"{(tenant['quota'] or {}).get('weight', 1):g}"))
-    yield output.facts([("tenant", tenant["name"]), *pairs])
+    yield output.facts([("tenant", name_of(tenant)), *pairs])
+
+
+def name_of(tenant: Answer) -> str:
+    """What has no name is no tenant: it is told by its kind, in brackets."""
+    return str(tenant["name"] or f"({tenant['kind']})")
 
 
 def used_words(tenant: Answer, tier: str) -> str:

@@ -30,7 +30,7 @@ def _order(state: State, level: Level) -> dict[str, Any]:
     """
     shelves = level.shelves
     parts = [part for shelf in shelves for part in parts_of(shelf.policy)]
-    fullest = level.ranking.fullest()
+    fullest = max(shelves, key=lambda shelf: shelf.fullness, default=None)  # asking the ranking would change it
     wanted = None if fullest is None else parts_of(fullest.policy)[-1]
     return {
         "policy": state.config.policy,

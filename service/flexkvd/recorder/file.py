@@ -17,8 +17,10 @@ from flexkvd.recorder.events import Shapes, bad_recording
 
 MAGIC = b"flexkvFR"
 VERSION = 1
-PIECE_LEVEL = 1
-"""Of zstd. Keys do not compress, and what repeats is found by the fastest level as well."""
+COMPRESSION = zstandard.ZstdCompressionParameters.from_level(
+    1, window_log=22, enable_ldm=True, ldm_min_match=64, ldm_hash_rate_log=5
+)
+"""Keys do not compress, but chains of them come again, far apart: long matches are looked for in the whole piece."""
 PIECE_BYTES_MAX = 1 << 28
 """A piece that says it is longer is not unpacked."""
 _HEAD = struct.Struct("<8sIQ16s")
@@ -62,7 +64,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 def compress(records: bytes | bytearray) -> bytes:
     """A piece's records as they lie in a file."""
-    return zstandard.ZstdCompressor(level=PIECE_LEVEL).compress(records)
+    return zstandard.ZstdCompressor(compression_params=COMPRESSION).compress(records)
 
 
 def decompress(piece: Piece) -> bytes:

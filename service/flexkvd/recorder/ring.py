@@ -24,7 +24,8 @@ from flexkvd.recorder.digest import digest_of, witness_of
 from flexkvd.recorder.events import EventCodec
 from flexkvd.recorder.file import Piece, Recording, compress, pack
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 4 << 20
+"""Before compression."""
 PIECES_MIN = 8
 """A small ring has smaller pieces, so that it forgets a little at a time."""
 EVENTS_PER_MARK = 256
@@ -58,7 +59,8 @@ class Recorder:
         self.dumps = 0
         self._planner = planner
         self._clock_ns = clock_ns
-        self._config = planner.state.config  # as it was made: rules that change are events
+        # As it was made, whatever of it changes later: that comes by events.
+        self._config = msgspec.to_builtins(planner.state.config, builtin_types=(bytes,))
         self._codec = EventCodec(planner.event_types)
         self._piece_bytes = min(PIECE_BYTES, capacity_bytes // PIECES_MIN)
         self._sealed: deque[_Sealed] = deque()
@@ -101,7 +103,7 @@ class Recorder:
                 taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 why=why,
                 failure=failure,
-                config=msgspec.to_builtins(self._config, builtin_types=(bytes,)),
+                config=self._config,
                 shapes=self._codec.shapes,
                 events=self._events,
                 complete=not self._lost,
@@ -131,11 +133,10 @@ class Recorder:
     def _seal(self) -> None:
         """The open piece is full: begin the next, and let go of as many old ones as there must be room for."""
         count = self._events - self._open_first + 1
-        raw = bytes(self._open)
-        frame = self._pool.submit(compress, raw)
-        sealed = _Sealed(self._open_first, self._open_first_ns, count, count + self._open_marks, len(raw), frame)
+        full, self._open = self._open, bytearray()
+        frame = self._pool.submit(compress, full)
+        sealed = _Sealed(self._open_first, self._open_first_ns, count, count + self._open_marks, len(full), frame)
         self._sealed.append(sealed)
-        self._open.clear()
         self._open_first, self._open_marks = self._events + 1, 0
         room = self.capacity_bytes - self._piece_bytes
         used = sum(each.bytes for each in self._sealed)

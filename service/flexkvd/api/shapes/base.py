@@ -54,9 +54,7 @@ class Body(BaseModel):
         """JSON knows one kind of number: 5.0 is as good as 5. Of another type nothing is taken for what it is not."""
         if not isinstance(given, dict):
             return given
-        return {
-            key: int(each) if isinstance(each, float) and each.is_integer() else each for key, each in given.items()
-        }
+        return {key: _whole(each) for key, each in given.items()}
 
 
 def _whole(value: Any) -> Any:

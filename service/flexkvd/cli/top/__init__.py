@@ -31,6 +31,8 @@ from flexkvd.cli.top.frame import SORTS, Mode, Snapshot, frame
 
 INTERVAL_S_DEFAULT = 1.0
 HISTORY_S = 300
+RECENT_S = 10
+"""Of history, asked for each time; after a longer pause all is asked for."""
 FAULTS_SHOWN_MAX = 50
 SIZE_DEFAULT = (80, 24)
 """Of a frame that goes to no terminal; COLUMNS and LINES say otherwise."""
@@ -75,25 +77,28 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def look(client: AdminClient) -> Snapshot:
-    """Ask the daemon all that is shown. Raises FlexKVError."""
+def look(client: AdminClient, before: Snapshot | None = None) -> Snapshot:
+    """Ask the daemon all that is shown; of history only what is new since `before`. Raises FlexKVError."""
+    status = client.call("GET", path_of("status"))
+    known = before.samples if before is not None and before.status["boot"] == status["boot"] else []
     return Snapshot(
-        client.call("GET", path_of("status")),
+        status,
         client.call("GET", path_of("tiers"))["tiers"],
         client.call("GET", path_of("sessions"))["sessions"],
         client.call("GET", path_of("jobs"))["jobs"],
-        _faults(client),
-        client.call("GET", path_of("samples", last_s=HISTORY_S))["samples"],
+        client.call("GET", path_of("faults", limit=FAULTS_SHOWN_MAX))["faults"],
+        _history(client, known),
     )
 
 
-def _faults(client: AdminClient) -> list[dict[str, Any]]:
-    try:
-        return list(client.call("GET", path_of("faults", limit=FAULTS_SHOWN_MAX))["faults"])
-    except FlexKVError as error:
-        if error.code is not ErrorCode.NOT_FOUND:
-            raise
-        return []
+def _history(client: AdminClient, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Samples of the last `HISTORY_S`: those known and what is new, or all of them where there is a gap between."""
+    if known:
+        recent = client.call("GET", path_of("samples", last_s=RECENT_S))["samples"]
+        if recent and recent[0]["t"] <= known[-1]["t"]:
+            new = [sample for sample in recent if sample["t"] > known[-1]["t"]]
+            return [*known, *new][-HISTORY_S:]
+    return list(client.call("GET", path_of("samples", last_s=HISTORY_S))["samples"])
 
 
 def _live(client: AdminClient, interval_s: float) -> None:
@@ -121,7 +126,7 @@ def _live(client: AdminClient, interval_s: float) -> None:
 def _next(client: AdminClient, shown: Snapshot | None) -> tuple[Snapshot | None, str]:
     """A new look, or the last one and what is wrong."""
     try:
-        return look(client), ""
+        return look(client, shown), ""
     except FlexKVError as error:
         return shown, str(error)
 

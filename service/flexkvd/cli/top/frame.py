@@ -197,10 +197,17 @@ def job_section(jobs: Sequence[Fact]) -> Section:
     """Those that run first, then the newest."""
     ordered = sorted(jobs, key=lambda job: (job["state"] not in ("queued", "running"), job["age_s"]))
     rows = [
-        (str(job["id"]), job["kind"], state_text(job["state"]), amount_words(job), words.span(job["age_s"]))
+        (
+            str(job["id"]),
+            job["kind"],
+            state_text(job["state"]),
+            amount_words(job),
+            words.span(job["age_s"]),
+            ", ".join(f"{name} {each}" for name, each in job["arguments"].items()),
+        )
         for job in ordered
     ]
-    return Section(("JOB", "KIND", "STATE", "DONE", "AGE"), rows or [("none",)], (3, 4), wide=1)
+    return Section(("JOB", "KIND", "STATE", "DONE", "AGE", "ASKED FOR"), rows or [("none",)], (3, 4), wide=5)
 
 
 def fault_section(faults: Sequence[Fact]) -> Section:
