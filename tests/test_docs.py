@@ -14,8 +14,9 @@ from flexkvd.api import reference
 from flexkvd.api.app import ROUTERS, make_app
 from flexkvd.api.description import describe as describe_api
 from flexkvd.api.description import operations
-from flexkvd.config import describe
+from flexkvd.config import TenantTable, describe
 from flexkvd.families import FAMILIES
+from flexkvd.toml_tables import keys_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"flexkv_py": "flexkv_py", "flexkv_tiers": "tiers/flexkv_tiers", "flexkvd": "service/flexkvd"}
@@ -44,6 +45,7 @@ def test_every_module_has_its_line():
 def test_every_setting_is_documented():
     """docs/configuration.md and the example file name every key of every table."""
     keys = [f"{key.table}.{key.name}" for key in describe()]
+    keys += [f"tenants.NAME.{each.name}" for each, _ in keys_of(TenantTable)]
     assert sorted(first_cells("docs/configuration.md")) == sorted(keys)
     example = (ROOT / "service/flexkvd.example.toml").read_text()
     missing = [key.name for key in describe() if not re.search(rf"^#? ?{key.name} = ", example, re.MULTILINE)]
@@ -56,9 +58,9 @@ def test_the_reference_of_the_rest_api_is_fresh():
 
 
 def test_every_route_is_described():
-    """Every route but the dashboard's files is in the description, with a summary and a sentence, once by name."""
+    """Every route with data has a summary and a sentence in the description, and a name of its own."""
     known = [route for router in ROUTERS for route in router(None).routes if route.include_in_schema]
-    routes = {f"{method} {route.path}" for route in known for method in route.methods}
+    routes = {f"{method} {route.path_format}" for route in known for method in route.methods}
     spec = describe_api(make_app(None))
     described = {f"{method} {path}": operation for method, path, operation in operations(spec)}
     assert described.keys() == routes
@@ -69,6 +71,13 @@ def test_every_route_is_described():
 def test_every_metric_is_documented():
     """docs/metrics.md names every metric."""
     assert sorted(first_cells("docs/metrics.md")) == sorted(family.name for family in FAMILIES)
+
+
+def test_what_may_change_live_is_listed():
+    """docs/configuration.md lists the keys that change without a restart, and no other."""
+    document = (ROOT / "docs/configuration.md").read_text()
+    listed = re.findall(r"^- `(\w+\.\w+)`$", document, re.MULTILINE)
+    assert listed == [f"{key.table}.{key.name}" for key in describe() if key.live]
 
 
 def test_every_message_is_documented():

@@ -19,10 +19,8 @@ from flexkv_py.rows.succession import Succession
 from flexkv_py.tenants.shelf import Shelf
 
 MOVED_PER_EVENT_MAX = 256
-TOLD_PER_EVENT_MAX = 256
-"""Blocks of running requests, when the row policy changes."""
-
-PLAIN_RULES = {each.name for each in fields(Rules)} - {"row_policy"}
+TOLD_PER_EVENT_MAX = 256  # blocks of running requests, when the row policy changes
+PLAIN_RULES = tuple(each.name for each in fields(Rules) if each.name != "row_policy")
 """Of the planner's configuration, by the same names."""
 
 

@@ -47,12 +47,20 @@ def timings() -> Timings:
 
 
 def quantiles(of: Iterable[Durations]) -> dict[str, float] | None:
-    """`p50` and `p99` in seconds of all entries together, each the upper bound of its bucket; None without any.
+    """`p50` and `p99` in seconds of all entries together, interpolated within their bucket; None without any.
 
     What is above the last bound counts as that bound: read it as "at least".
     """
-    counts = list(accumulate(map(sum, zip(*(each.counts for each in of), strict=True))))
-    if not counts or not counts[-1]:
-        return None
-    bounds = (*DURATION_BOUNDS_S, DURATION_BOUNDS_S[-1])
-    return {f"p{percent}": bounds[bisect_left(counts, counts[-1] * percent / 100)] for percent in (50, 99)}
+    counts = [sum(bucket) for bucket in zip(*(each.counts for each in of), strict=True)]
+    return {f"p{percent}": _quantile_s(counts, percent / 100) for percent in (50, 99)} if any(counts) else None
+
+
+def _quantile_s(counts: list[int], share: float) -> float:
+    """Seconds that `share` of the entries did not exceed."""
+    reached = list(accumulate(counts))
+    wanted = share * reached[-1]
+    bucket = bisect_left(reached, wanted)
+    if bucket == len(DURATION_BOUNDS_S):
+        return DURATION_BOUNDS_S[-1]
+    low, high = (0.0, *DURATION_BOUNDS_S)[bucket], DURATION_BOUNDS_S[bucket]
+    return round(high - (reached[bucket] - wanted) / counts[bucket] * (high - low), 7)

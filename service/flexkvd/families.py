@@ -30,6 +30,7 @@ PLANNER_COUNTERS = tuple(
         ("promotions", "tier", "Blocks promoted to DRAM, by the tier they came from."),
         ("demotions", "tier", "Blocks demoted, by the tier they went to."),
         ("evictions", "tier", "Copies evicted, by tier."),
+        ("expired", "tier", "Copies dropped because their retention time had ended, by tier."),
         ("refused_admissions", "rule", "Evictions of blocks that no tier below admitted, by the rule that refused."),
         ("over_budget", "tier", "Blocks written although the tier's daily budget was spent: somebody waited for it."),
         ("found", "tier", "Blocks found at start, or written by other daemons since, by tier."),
@@ -131,6 +132,11 @@ TENANT_FAMILIES = (
     Family("flexkv_tenant_hits_total", "counter", "Blocks loaded, by the tier they came from.", ("tenant", "tier")),
     Family("flexkv_tenant_loaded_bytes_total", "counter", "Bytes of these blocks.", ("tenant", "tier")),
     Family("flexkv_tenant_saved_bytes_total", "counter", "Bytes of blocks stored by saves.", ("tenant",)),
+    Family("flexkv_tenant_evictions_total", "counter", "Copies evicted, by tier.", ("tenant", "tier")),
+    Family("flexkv_tenant_used_bytes", "gauge", "Bytes a tenant's blocks take in a tier.", ("tenant", "tier")),
+    Family(
+        "flexkv_tenant_quota_bytes", "gauge", "What they may take, of tenants with a quota there.", ("tenant", "tier")
+    ),
     Family(
         "flexkv_tenant_unmet_keys_total", "counter", "Keys that were not served, by outcome.", ("tenant", "outcome")
     ),

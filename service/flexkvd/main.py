@@ -1,7 +1,7 @@
 """The command `flexkvd`: arguments, configuration, log, exit status.
 
 Owns what happens before there is an event loop. Exit status: 0 after a drain, 2 when the daemon could
-not start (configuration, socket, directory, bucket), 1 when it met a bug.
+not start (configuration, socket, directory, bucket), 1 when it met a bug. Of `--healthy`: 0 or 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path
 import flexkv_py
 from flexkv_py.errors import FlexKVError
 from flexkv_tiers import open_files
-from flexkvd import preflight
 from flexkvd.config import Config, load_config
+from flexkvd.health import illness
 
 log = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_BUG, EXIT_REFUSED = 0, 1, 2
+EXIT_UNHEALTHY = 1
 EPILOG = """\
 Without --config the built-in defaults apply: DRAM only, sockets in /run/flexkvd.
 flexkvd.example.toml lists every key with its default. SIGTERM drains and exits with status 0.
@@ -47,6 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_config(given.config)
     except FlexKVError as error:
         return _refuse(str(error))
+    if given.healthy:
+        return _say_health(config)
+    from flexkvd import preflight  # noqa: PLC0415 - a health check need not wait for numpy
+
     if problems := preflight.problems(config):
         return _refuse(*map(str, problems))
     if given.check_config:
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file to read")
     parser.add_argument("--check-config", action="store_true", help="say whether it can start with this, exit")
+    parser.add_argument("--healthy", action="store_true", help="ask the running daemon whether it is ready, exit")
     parser.add_argument("--version", action="version", version=f"flexkvd {flexkv_py.__version__}")
     return parser
 
@@ -96,7 +102,15 @@ def _log_to_stderr(config: Config) -> None:
         logging.getLogger(name).setLevel(level)  # uvicorn warns of whatever garbage somebody sends
 
 
+def _say_health(config: Config) -> int:
+    why = illness(config.api)
+    print(why or "ready")  # noqa: T201 - it is what was asked for
+    return EXIT_OK if why is None else EXIT_UNHEALTHY
+
+
 def _say_fine(config: Config, name: object) -> int:
+    from flexkvd import preflight  # noqa: PLC0415 - as above
+
     for warning in (*preflight.warnings(config), *preflight.held_now(config)):
         print(f"flexkvd: warning: {warning}", file=sys.stderr)  # noqa: T201 - there is no log
     print(f"{name} is fine")  # noqa: T201 - it is what was asked for

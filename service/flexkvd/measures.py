@@ -24,7 +24,7 @@ from flexkvd.facts import by_name, facts_of, index_bytes
 from flexkvd.families import PLANNER_COUNTERS, PLANNER_GAUGES, S3_FAMILIES, SSD_FAMILIES, TENANT_FAMILIES, TIER_GAUGES
 from flexkvd.metrics import Samples
 from flexkvd.parts import Parts
-from flexkvd.tenant_counts import TenantCounts
+from flexkvd.tenant_counts import OTHER, TenantCounts
 
 BREAKER_STATES = ("closed", "open", "half-open")
 Histograms = dict[tuple[str, ...], Durations]
@@ -45,7 +45,7 @@ class Measures:
             **_loop_samples(parts),
             **_row_samples(parts),
             **_process_samples(self._started_s),
-            **_tenant_samples(parts.usage.tenants, parts.engine.now_ns()),
+            **_tenant_samples(parts),
             **_ssd_samples(parts),
             **_s3_samples(parts),
         }
@@ -92,7 +92,7 @@ def _told_from_0(tiers: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
     yield "replays_refused", ReplayOutcome
     for kind in (TicketKind.LOAD, TicketKind.SAVE, TicketKind.PREFETCH):
         yield f"{kind.value}_keys", Outcome
-    for name in ("hits", "promotions", "demotions", "evictions"):
+    for name in ("hits", "promotions", "demotions", "evictions", "expired"):
         yield name, tiers
 
 
@@ -161,14 +161,33 @@ def _process_samples(started_s: float) -> dict[str, Samples]:
     }
 
 
-def _tenant_samples(tenants: TenantCounts, now_ns: int) -> dict[str, Samples]:
-    tenants.elect(now_ns)
+def _tenant_samples(parts: Parts) -> dict[str, Samples]:
+    tenants = parts.usage.tenants
+    tenants.elect(parts.engine.now_ns())
     samples: dict[str, dict[tuple[str, ...], float]] = {family.name: {} for family in TENANT_FAMILIES}
     samples["flexkv_tenants"][()] = tenants.known
+    _add_room(parts, tenants, samples)
     for tenant, counts in tenants.all():
         for (name, *labels), count in counts.items():
             samples[f"flexkv_tenant_{name}_total"][tenant, *labels] = count
     return dict(samples)
+
+
+def _add_room(parts: Parts, tenants: TenantCounts, samples: dict[str, dict[tuple[str, ...], float]]) -> None:
+    """What tenants' blocks take and may take; those without a name of their own, or found without one, are the rest."""
+    used, quotas = samples["flexkv_tenant_used_bytes"], samples["flexkv_tenant_quota_bytes"]
+    evicted: dict[tuple[str, str], int] = {}
+    tiers = [(tier, tier.name.lower()) for tier in parts.planner.state.levels]
+    for owner in parts.planner.state.tenants:
+        name = owner.name if isinstance(owner.name, str) else OTHER
+        shown = tenants.shown(name)
+        for tier, word in tiers:
+            used[shown, word] = used.get((shown, word), 0) + owner.shelves[tier].used_bytes
+            if owner.evictions[tier]:
+                evicted[name, word] = evicted.get((name, word), 0) + owner.evictions[tier]
+            if shown != OTHER and owner.quota.bytes_in(tier):
+                quotas[shown, word] = owner.quota.bytes_in(tier)
+    tenants.follow("evictions", evicted)
 
 
 def _ssd_samples(parts: Parts) -> dict[str, Samples]:

@@ -8,7 +8,7 @@ after a restart. Pure; `usage` counts, `measures` reads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import nlargest
 
 OTHER = "other"
@@ -31,6 +31,7 @@ class TenantCounts:
         self._named: dict[str, Counts] = {}
         self._other: Counts = Counter()
         self._recent: dict[str, float] = {}  # keys asked for, those before each election weigh half
+        self._followed: dict[str, Mapping[tuple[str, str], int]] = {}  # totals kept elsewhere, as last told
         self._election_ns = now_ns + ELECTION_NS
 
     @property
@@ -47,10 +48,22 @@ class TenantCounts:
         recent = self._recent
         if tenant in recent or len(recent) < WATCHED_MAX:
             recent[tenant] = recent.get(tenant, 0.0) + keys
-        counts = self._named.get(tenant)
-        if counts is None and len(self._named) < self._named_max and tenant != OTHER:
-            counts = self._named[tenant] = Counter()
-        return self._other if counts is None else counts
+        if tenant not in self._named and len(self._named) < self._named_max and tenant != OTHER:
+            self._named[tenant] = Counter()
+        return self._named.get(tenant, self._other)
+
+    def shown(self, tenant: str) -> str:
+        """The name it is counted under now."""
+        return tenant if tenant in self._named else OTHER
+
+    def follow(self, name: str, totals: Mapping[tuple[str, str], int]) -> None:
+        """Count what totals that others keep have grown by, by tenant and label; one that is smaller began anew."""
+        before = self._followed.get(name, {})
+        for (tenant, label), total in totals.items():
+            grown = total - before.get((tenant, label), 0)
+            if grown:
+                self._named.get(tenant, self._other)[name, label] += grown if grown > 0 else total
+        self._followed[name] = totals
 
     def all(self) -> Iterator[tuple[str, Counts]]:
         """Each named tenant, then the others, if there ever were any."""

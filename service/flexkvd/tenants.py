@@ -104,7 +104,7 @@ class Tenants:
             )
         await self._keep({**self._live, name: quota})
         self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
-        return self.get(name)
+        return self._facts(self._state.tenants.find(name) or Owner(name, quota))
 
     async def delete(self, name: str) -> TenantFacts:
         """Back to what the configuration says of it; its facts as they were. Raises FlexKVError."""

@@ -11,7 +11,8 @@ from tests.cli.conftest import SAVED, Operated
 
 
 def test_blocks_are_listed_page_by_page_and_piped(operated: Operated, monkeypatch) -> None:
-    """The list has every block; its first column is what other commands read from standard input."""
+    """The list has every block, and its first column is what others read, however narrow a terminal there once was."""
+    monkeypatch.setenv("COLUMNS", "40")
     listed = operated.json("blocks", "--all")
     assert sorted(block["key"] for block in listed["blocks"]) == sorted(operated.hex_keys)
     assert listed["next"] is None

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, Page, Request, Response, expect, sync_playwright
 
 from .world import Traffic, World
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 """Debian's. Playwright's own build would have to be downloaded."""
+expect.set_options(timeout=30_000)  # on a busy machine; what comes at once is not waited for
 DESKTOP = {"width": 1360, "height": 900}
 PHONE = {"width": 390, "height": 844}
 REPLAY_S = 3.0

@@ -14,12 +14,18 @@ from .world import World
 
 OpenPage = Callable[..., Watched]
 NARROWEST = 320
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+RULES: dict[str, object] = {
+    "type": "tag",
+    "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+}
+CONTRAST: dict[str, object] = {"type": "rule", "values": ["color-contrast"]}
+CONTRAST_ONLY = {("desktop", "dark"), ("phone", "light")}
+"""The same elements and colours as in the other two; only their combination is new."""
 
 
-def assert_accessible(page: Page) -> None:
+def assert_accessible(page: Page, rules: dict[str, object]) -> None:
     """As far as a program can tell."""
-    found = Axe().run(page, options={"runOnly": {"type": "tag", "values": RULES}})
+    found = Axe().run(page, options={"runOnly": rules})
     assert found.violations_count == 0, found.generate_report()
 
 
@@ -31,12 +37,7 @@ def test_it_can_be_read_by_everyone(busy: World, open_page: OpenPage, tmp_path: 
     page = open_page(viewport=viewport, color_scheme=scheme, has_touch=device == "phone").page
     expect(page.locator("#hottest tbody tr").first).to_be_visible()
     expect(page.locator("#policy tbody tr").first).to_be_visible()
-    if device == "desktop":  # there with the story open too
-        page.locator("#hottest button").first.click()
-        expect(page.locator("#story-events > li").first).to_be_visible()
-        assert_accessible(page)
-        page.keyboard.press("Escape")
-    assert_accessible(page)
+    assert_accessible(page, CONTRAST if (device, scheme) in CONTRAST_ONLY else RULES)
     for width in (viewport["width"], NARROWEST):
         page.set_viewport_size({"width": width, "height": viewport["height"]})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -64,6 +65,7 @@ def test_a_story_is_told_by_keyboard_alone(served: World, open_page: OpenPage) -
     told = served.get(f"v1/blocks/{key}/story").json()
     expect(page.locator("#story-explanation")).to_have_text(told["explanation"])
     expect(page.locator("#story-events > li")).to_have_count(len(told["events"]))
+    assert_accessible(page, RULES)
     page.keyboard.press("Escape")
     expect(page.locator("#story")).to_be_hidden()
     assert page.evaluate("document.activeElement.title") == key

@@ -25,8 +25,8 @@ from flexkvd.cli.traffic import Target, replay
 START_S_MAX = 30.0
 BLOCK_BYTES = 32 * 1024
 TOKENS_PER_BLOCK = 512
-BLOCKS_MAX = 40
-PAUSE_S = 0.02
+BLOCKS_MAX = 32
+PAUSE_S = 0.05
 """Between requests, so that a replay of minutes leaves the machine to others."""
 
 
@@ -55,9 +55,12 @@ class World:
     def start(self) -> None:
         """Until it is ready."""
         with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "flexkvd.main", "--config", str(self._config)]
             self._process = subprocess.Popen(
-                command, env=self._environment, stdout=log, stderr=log, preexec_fn=die_with_parent
+                [sys.executable, "-m", "flexkvd.main", "--config", str(self._config)],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, no lock
             )
         end = time.monotonic() + START_S_MAX
         while not self._ready():

@@ -21,7 +21,8 @@ from flexkv_py.keys import ROOT
 
 from .conftest import DaemonThread
 
-DOCUMENT = (Path(__file__).parents[2] / "docs/embedding.md").read_text()
+REPOSITORY = Path(__file__).parents[2]
+DOCUMENT = (REPOSITORY / "docs/embedding.md").read_text()
 INSIDES = {"ask_about", "after_fork", "forget", "pack_pages", "alive_link"}
 INSIDES |= {"take_pages", "acknowledge", "extend_row", "detach_row", "forget_row", "attach_on"}
 """Public to the other modules of the client only."""
@@ -145,3 +146,16 @@ def test_a_geometry_that_does_not_fit_is_refused_at_every_call(daemon: DaemonThr
             client.ping()
         assert refusal.value.code is ErrorCode.BAD_GEOMETRY
     client.close()
+
+
+def test_the_worker_of_the_compose_file_works(daemon: DaemonThread) -> None:
+    """The example worker saves and loads a chain, and finds its bytes."""
+    ended = subprocess.run(
+        [sys.executable, str(REPOSITORY / "service/docker/worker.py"), str(daemon.socket), "--once"],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.stdout == "turn 0: 0 of 16 blocks were a hit, 16 saved, 16 loaded\n", ended.stderr

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flexkv_py.client import Client
+from flexkv_py.tenants.owner import Owner
 from flexkvd.durations import DURATION_BOUNDS_S, Durations, quantiles
 from flexkvd.families import FAMILIES
 
@@ -15,6 +16,9 @@ from .conftest import GEOMETRY, DaemonThread, Worker
 
 SERIES_MAX = 3000
 SCRAPE_CPU_S_MAX = 0.02
+
+
+QUOTAS: dict[str, object] = {"tenant-1": {"dram_bytes": "8MiB"}}
 
 
 def scrape(daemon: DaemonThread) -> dict[tuple[str, ...], float]:
@@ -30,7 +34,9 @@ def scrape(daemon: DaemonThread) -> dict[tuple[str, ...], float]:
 @pytest.fixture
 def tiered(start: Callable[..., DaemonThread], tmp_path: Path) -> DaemonThread:
     (tmp_path / "ssd").mkdir()
-    return start(ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}, limits={"metrics_tenants_max": 3})
+    return start(
+        ssd={"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}, limits={"metrics_tenants_max": 3}, tenants=QUOTAS
+    )
 
 
 def test_latencies_are_told_by_tier_operation_and_priority(tiered: DaemonThread) -> None:
@@ -41,8 +47,14 @@ def test_latencies_are_told_by_tier_operation_and_priority(tiered: DaemonThread)
         client.save(keys, worker.pages(0, 4), worker.memory, ack="ssd").wait(timeout_s=5)
         client.match(keys)
         client.load(keys, worker.pages(0, 4), worker.memory).wait(timeout_s=5)
+        client.load(client.keys([7] * 16), worker.pages(0, 1), worker.memory).wait(timeout_s=5)
+        client.prefetch(keys).wait(timeout_s=5)
+        client.flush().wait(timeout_s=5)
         samples = scrape(tiered)
     assert samples["flexkv_ticket_seconds_count", "save", "ssd"] == 1
+    assert samples["flexkv_ticket_seconds_count", "load", "none"] == 1
+    assert samples["flexkv_ticket_seconds_count", "prefetch", "dram"] == 1
+    assert samples["flexkv_ticket_seconds_count", "flush", "ssd"] == 1
     assert samples["flexkv_ticket_seconds_count", "load", "dram"] == 1
     assert samples["flexkv_first_chunk_seconds_count", "dram"] == 1
     assert samples["flexkv_transfer_seconds_count", "dram", "save", "save"] == 1
@@ -90,6 +102,13 @@ def test_tenants_are_told_apart_as_far_as_there_is_room(tiered: DaemonThread) ->
         assert sum(by_tenant) == samples["flexkv_matched_keys_total", result] == total
     assert samples["flexkv_tenant_hits_total", "tenant-2", "dram"] == 3
     assert samples["flexkv_tenants",] == 5
+    used = {
+        labels[1]: value for labels, value in samples.items() if labels[::2] == ("flexkv_tenant_used_bytes", "dram")
+    }
+    assert sorted(used) == ["other", "tenant-0", "tenant-1", "tenant-2"]
+    assert used["tenant-2"] == 3 * used["tenant-0"] > 0
+    assert sum(used.values()) == samples["flexkv_tier_used_bytes", "dram"]
+    assert samples["flexkv_tenant_quota_bytes", "tenant-1", "dram"] == 8 << 20
 
 
 def test_a_scrape_stays_cheap_and_small_with_a_thousand_tenants(start: Callable[..., DaemonThread]) -> None:
@@ -101,6 +120,8 @@ def test_a_scrape_stays_cheap_and_small_with_a_thousand_tenants(start: Callable[
         client.save(keys, worker.pages(0, 4), worker.memory).wait(timeout_s=5)
         client.load(keys, worker.pages(0, 4), worker.memory).wait(timeout_s=5)
 
+    owners: list[Owner] = []
+
     def flood() -> None:
         tenants = daemon.parts.usage.tenants
         for number in range(1000):
@@ -111,6 +132,7 @@ def test_a_scrape_stays_cheap_and_small_with_a_thousand_tenants(start: Callable[
             for outcome in ("miss", "failed", "throttled", "refused", "late"):
                 counts["unmet_keys", outcome] += 1
             counts["matched_keys", "hit"] += 1
+            owners.append(daemon.parts.planner.state.tenants.named(f"tenant-{number}"))
 
     daemon.call(flood)
     text = daemon.call(daemon.daemon.operator.metrics_text)
@@ -123,6 +145,8 @@ def test_a_scrape_stays_cheap_and_small_with_a_thousand_tenants(start: Callable[
 
     assert text.count(b"\n") - 2 * len(FAMILIES) < SERIES_MAX
     assert daemon.call(cpu_s) < SCRAPE_CPU_S_MAX
+    for owner in owners:
+        daemon.call(lambda owner=owner: daemon.parts.planner.state.tenants.forget(owner))
 
 
 def test_memory_of_the_index_is_estimated_honestly() -> None:
@@ -151,13 +175,15 @@ def test_memory_of_the_index_is_estimated_honestly() -> None:
     assert abs(index_bytes(planner.state) / taken - 1) < 0.2, (index_bytes(planner.state), taken)
 
 
-def test_quantiles_are_the_bounds_of_their_buckets() -> None:
-    """Of 99 quick and one slow, half are within the quick ones' bucket and 99 % as well; nothing has none."""
+def test_quantiles_are_of_all_entries_together() -> None:
+    """Of 99 quick and one slow, 99 % lie within the quick ones' bucket; without entries there is nothing to say."""
     quick, slow = Durations(), Durations()
     for _ in range(99):
         quick.add(0.0003)
     assert quantiles([]) is None
     assert quantiles([slow]) is None
     slow.add(100.0)
-    assert quantiles([quick, slow]) == {"p50": 0.0005, "p99": 0.0005}
+    together = quantiles([quick, slow])
+    assert together is not None
+    assert 0.0002 < together["p50"] < together["p99"] == 0.0005
     assert quantiles([slow]) == {"p50": DURATION_BOUNDS_S[-1], "p99": DURATION_BOUNDS_S[-1]}

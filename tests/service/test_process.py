@@ -184,6 +184,20 @@ def test_check_config_judges_a_file(tmp_path: Path) -> None:
     assert (wrong.returncode, "'bytes'" in wrong.stderr) == (2, True)
 
 
+def test_a_health_check_asks_the_running_daemon(spawn: Callable[[], Process], tmp_path: Path) -> None:
+    """`--healthy` is 0 once the daemon is ready, and 1 with the reason when it is not, or is not there."""
+    process = spawn()
+    process.wait_logged("serves the REST API")
+    process.wait_logged("ready")
+    healthy = run("--healthy", "--config", str(process.config))
+    assert (healthy.returncode, healthy.stdout) == (0, "ready\n")
+    process.end(signal.SIGTERM)
+    gone = run("--healthy", "--config", str(process.config))
+    assert (gone.returncode, "does not answer" in gone.stdout) == (1, True)
+    (tmp_path / "none.toml").write_text('[api]\nsocket = ""\n')
+    assert "no REST API" in run("--healthy", "--config", str(tmp_path / "none.toml")).stdout
+
+
 def test_an_unreachable_s3_does_not_stop_the_start_and_is_shown(tmp_path: Path) -> None:
     """With nobody at the endpoint the daemon serves from DRAM, and readyz says what it waits for."""
     config = tmp_path / "s3.toml"

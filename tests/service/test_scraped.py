@@ -27,7 +27,14 @@ ANSWER_S_MAX = 30.0
 NOTHING_TO_SHOW = (
     *("flexkv_s3_", "dram_s3", 'tier="s3"', "flexkv_row_", "flexkv_replays_", "flexkv_given_up", "flexkv_refused_"),
     *("flexkv_over_budget", "flexkv_not_staged", "flexkv_lost", "flexkv_found", "process_start_time"),
-    *("flexkv_link_faults", "flexkv_request_errors", "flexkv_link_dropped", "flexkv_prefetch", "unmet_keys"),
+    *(
+        "flexkv_link_faults",
+        "flexkv_request_errors",
+        "flexkv_link_dropped",
+        "flexkv_prefetch",
+        "unmet_keys",
+        "tenant_quota",
+    ),
 )
 """Asked of a daemon without S3, row path and faults, these have no answer, and shall have none."""
 

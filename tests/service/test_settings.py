@@ -1,13 +1,18 @@
 """The running configuration: origins of values, changes while the daemon runs, and reloads of the file."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.rows.policies import ROW_POLICIES
 from flexkvd.config import Config, load_config
 from flexkvd.settings import Reload, Settings
+
+from .conftest import DaemonThread
+from .rows import until
 
 FILE = """
 [planner]
@@ -139,3 +144,19 @@ def test_a_file_that_is_refused_changes_nothing(settings: Settings, path: Path) 
             asyncio.run(each.reload())
         assert caught.value.code is ErrorCode.BAD_CONFIG
     assert settings.config == before
+
+
+def test_a_change_reaches_the_planner_that_runs(start: Callable[..., DaemonThread]) -> None:
+    """Rules set live are in force in a daemon that serves; it is told no more than what changed."""
+    daemon = start()
+    state, settings = daemon.parts.planner.state, daemon.parts.settings
+    changes = {"planner": {"policy": "s3fifo", "admission": "second-use"}, "row_path": {"policy": "sparse"}}
+    assert daemon.call(lambda: settings.change(changes)) == [
+        "planner.policy",
+        "planner.admission",
+        "row_path.policy",
+    ]
+    daemon.call(lambda: settings.change({"limits": {"retry_after_s": 2.0}}))
+    assert (state.config.policy, state.config.ssd_hits_min, state.config.s3_hits_min) == ("s3fifo", 2, 2)
+    assert state.config.retry_after_ns == 2_000_000_000
+    until(lambda: type(state.rows.policy) is ROW_POLICIES["sparse"])

@@ -56,6 +56,17 @@ def test_without_names_everything_is_counted_together() -> None:
     assert totals(counts) == {OTHER: 3}
 
 
+def test_totals_kept_elsewhere_are_followed() -> None:
+    """What a total has grown by is counted where its tenant is at that moment; one that began anew counts from 0."""
+    counts = TenantCounts(1)
+    ask(counts, "a", 0)
+    counts.follow("evictions", {("a", "ssd"): 5, ("b", "ssd"): 3})
+    counts.follow("evictions", {("a", "ssd"): 7, ("b", "ssd"): 3})
+    counts.follow("evictions", {("a", "ssd"): 2})
+    assert totals(counts) == {"a": 9, OTHER: 3}
+    assert (counts.shown("a"), counts.shown("b")) == ("a", OTHER)
+
+
 def test_whatever_tenants_come_nothing_is_lost_and_memory_is_bounded() -> None:
     """Over many minutes of many tenants no series shrinks, and all grow together by exactly what was asked."""
     chance, counts, before = random.Random(7), TenantCounts(8), Counter[str]()

@@ -1,7 +1,7 @@
 """Bugs to plant, each one change to one function: a simulator that never failed proves nothing.
 
 Each resembles what a real cache got wrong once. `scripts/simulate --plant NAME` plants one;
-`test_plants` plants each and expects it to be caught within 40 seeds.
+`test_plants` plants each and expects it to be caught within 60 seeds.
 """
 
 from __future__ import annotations

@@ -51,6 +51,8 @@ for node in null zero full random urandom tty; do
 done
 mkdir "$root"/dev/{shm,pts}
 mount -t tmpfs tmpfs "$root/dev/shm"
+mount -t devpts -o ptmxmode=666 devpts "$root/dev/pts"
+ln -s pts/ptmx "$root/dev/ptmx"
 mount -t tmpfs tmpfs "$root/run"
 mount -t proc proc "$root/proc"
 for settings in sys irq bus; do

@@ -29,7 +29,7 @@ class Unavailable(Exception):
 
 
 class World:
-    """A running systemd; `with` ends it and all it runs. It can read the checkout, the interpreter, and `folder`/bin."""
+    """A running systemd; `with` ends it and all it runs. It can read the checkout, the interpreter, `folder`/bin."""
 
     def __init__(self, folder: Path) -> None:
         if os.geteuid() != 0 or not SYSTEMD.exists() or shutil.which("nsenter") is None:
@@ -122,7 +122,8 @@ class World:
     def _assert_apart(self) -> None:
         """What is done there may be destructive: never do it here, whoever has that pid by now."""
         theirs, ours = os.readlink(f"/proc/{self._first}/ns/mnt"), os.readlink("/proc/self/ns/mnt")
-        assert self._is_systemd() and theirs != ours, "that systemd is gone"
+        assert self._is_systemd(), "that systemd is gone"
+        assert theirs != ours, "that systemd is the machine's own"
 
     def _is_up(self) -> bool:
         return self.run("systemctl", "is-active", "world.target", check=False).returncode == 0

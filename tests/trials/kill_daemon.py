@@ -50,7 +50,7 @@ class Record:
 class Saver(threading.Thread):
     """One client that saves chain after chain, whatever happens to the daemon."""
 
-    def __init__(self, daemon: DaemonProcess, number: int, record: Record, seed: int) -> None:
+    def __init__(self, daemon: DaemonProcess, number: int, record: Record, seed: int, ack: str = "ssd") -> None:
         super().__init__(name=f"saver-{number}", daemon=True)  # a failed trial ends
         self.failure: BaseException | None = None
         self.go_on = threading.Event()
@@ -59,6 +59,7 @@ class Saver(threading.Thread):
         self._next = number * BLOCKS_PER_SAVER
         self._record = record
         self._over = False
+        self._ack = ack
         self._client = Client(daemon.socket, GEOMETRY, timeout_s=10)
         self._client.connect()
         self._pages = Pages(self._client, CHAIN_BLOCKS)
@@ -100,7 +101,7 @@ class Saver(threading.Thread):
         try:
             keys = chain(self._client, first, CHAIN_BLOCKS)
             places = self._pages.pages(0, CHAIN_BLOCKS)
-            ticket = self._client.save(keys, places, self._pages.memory, ack="ssd")
+            ticket = self._client.save(keys, places, self._pages.memory, ack=self._ack)
             return set(ticket.wait().outcomes) <= ACKNOWLEDGED
         except FlexKVError as error:
             if error.code not in LOST:

@@ -1,6 +1,6 @@
-"""`flexkvd` itself, which also recounts its state on SIGUSR1 and logs what it found.
+"""`flexkvd` itself, which also recounts its state on SIGUSR1 and logs what it found; on SIGRTMIN its loop stands still.
 
-The recount is the tests' own (`tests.invariants`); the product neither has nor needs the signal.
+The recount is the tests' own (`tests.invariants`); the product neither has nor needs these signals.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -26,9 +27,10 @@ make_parts = daemon.make_parts
 
 
 async def make_recounting_parts(config: Config, stack: AsyncExitStack, **options: Any) -> Parts:
-    """The daemon's parts, with a signal handler beside them."""
+    """The daemon's parts, with signal handlers beside them."""
     parts = await make_parts(config, stack, **options)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, recount, parts.planner)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGRTMIN, stand_still)
     return parts
 
 
@@ -40,6 +42,12 @@ def recount(planner: Planner) -> None:
         log.exception(BROKEN)
     else:
         log.info(AGREE)
+
+
+def stand_still() -> None:
+    """For good: only a signal that Python does not handle ends it."""
+    while True:
+        time.sleep(1)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,11 @@ from .kill_log import kill_log
 from .kill_worker import kill_worker
 from .many_blocks import many_blocks
 from .memories import deaf, holes, refused_offers
+from .operate import operate
 from .row_workers import row_workers
 from .s3_faults import s3_faults
 from .s3_frozen import s3_frozen
+from .scrape import scrape
 from .shared_bucket import shared_bucket
 from .tenants import tenants
 
@@ -142,6 +144,11 @@ TRIALS = {
         {"rounds": Count(10), "seed": SEED},
     ),
     "s3-frozen": Trial(s3_frozen, "S3 accepts and never answers, under default timeouts", {"quiet_s": Count(8)}),
+    "scrape": Trial(
+        scrape,
+        "what /metrics costs after very many tenants, beside a busy worker",
+        {"tenants": Count(1_000, most=10_000), "scrapes": Count(100, most=300)},
+    ),
     "shared-bucket": Trial(
         shared_bucket,
         "two daemons on one bucket, one killed",
@@ -156,6 +163,9 @@ TRIALS = {
         endurance,
         "a small SSD written many times over by coding sessions",
         {"records": Count(5_000, least=256), "times": Count(20), "amplification": Count(0, least=0, most=10)},
+    ),
+    "operate": Trial(
+        operate, "reload, drain, SIGTERM and a stuck loop under load, acknowledged at ssd and s3", {"rounds": Count(5)}
     ),
     "memories": Trial(
         memories, "hostile memories, and workers that read no reply", {"rounds": Count(200), "workers": Count(8)}

@@ -37,7 +37,7 @@ Limit = Annotated[int, Query(ge=1, le=NOTABLE_MAX, description="Blocks of each k
 
 @dataclass(frozen=True)
 class File:
-    """One file as it is served."""
+    """One file of the dashboard, ready to be sent."""
 
     body: bytes
     media_type: str

@@ -115,8 +115,8 @@ async def _invalid(_request: Request, error: RequestValidationError) -> JSONResp
 async def _http(routes: Sequence[APIRoute], request: Request, error: HTTPException) -> JSONResponse:
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        matching = [route for route in routes if route.path_regex.match(request.url.path)]
-        known = {method for each in matching for method in each.methods or ()}
+        first = next(route for route in routes if route.path_regex.match(request.scope["path"]))
+        known = {method for each in routes if each.path == first.path for method in each.methods or ()}
         headers["Allow"] = ", ".join(sorted(known))
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.BAD_ARGUMENT)
     why = FlexKVError(code, f"{error.detail}: see /openapi.json for what there is")

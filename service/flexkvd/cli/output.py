@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from flexkv_py.errors import FlexKVError
 
-PIPE_COLUMNS = 160
-"""Width where there is no terminal: nothing is cut that a `grep` would look for."""
+PIPE_COLUMNS = 10_000
+"""Width where there is no terminal: a line is a line, and nothing is folded that a `grep` would look for."""
 
 STANDARD_OUTPUT = Path("-")
 """As a file for results."""
@@ -31,8 +30,8 @@ View = Callable[[Mapping[str, Any]], Iterable[RenderableType]]
 
 
 def console() -> Console:
-    """Standard output, wide where it is no terminal."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+    """Standard output, as wide as it takes where it is no terminal."""
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
     return Console(width=width, highlight=False, emoji=False, markup=False)
 
 
@@ -87,12 +86,13 @@ def say_error(error: FlexKVError, *, as_json: bool) -> None:
         print(json.dumps({"error": {"code": error.code.value, "message": error.message}}, indent=2))
 
 
-def table(*columns: str, right: Iterable[int] = ()) -> Table:
-    """A plain table; the columns numbered in `right` hold numbers."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+def table(*columns: str, right: Iterable[int] = (), gap: int = 2) -> Table:
+    """A plain table; the columns numbered in `right` hold numbers. These and the first are never folded."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     numbers = set(right)
     for position, name in enumerate(columns):
-        made.add_column(name, justify="right" if position in numbers else "left", overflow="fold")
+        justify: JustifyMethod = "right" if position in numbers else "left"
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=position == 0 or position in numbers)
     return made
 
 

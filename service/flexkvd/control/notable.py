@@ -8,14 +8,14 @@ from itertools import chain, islice
 from typing import Any
 
 from flexkv_py.core.blocks import Block, Copy, CopyState
+from flexkv_py.core.policies.base import USES_OF_AGAIN_MIN
 from flexkv_py.lists import CopyList
-from flexkvd.control.policies import parts_of
 from flexkvd.parts import Parts
 
 NOTABLE_MAX = 50
-HOT_LOOKED_AT_MAX = 512
-"""Copies of each tier looked at for the hottest: those used again most recently, as many of each tenant."""
-STORIES_LOOKED_AT_MAX = 65_536
+HOT_LOOKED_AT_MAX = 1024
+"""Copies of each tier looked at for the hottest: the newest of each order, as many of each tenant, and one at least."""
+STORIES_LOOKED_AT_MAX = 16_384
 """Lines of stories looked through for faults: the newest."""
 TROUBLE = frozenset({"fault", "lost"})
 """Words of stories that mean that a copy could not be read or written, or is gone without having been evicted."""
@@ -31,10 +31,13 @@ class Notable:
         """The most often used first, and of those used as often the most recent; where nothing was used twice, none."""
         seen: dict[Block, None] = {}
         for level in self._parts.planner.state.levels.values():
-            again = [_newest_first(part.again) for shelf in level.shelves for part in parts_of(shelf.policy)]
-            looked_at_max = 1 + HOT_LOOKED_AT_MAX // (1 + len(again))
-            for copy in chain.from_iterable(islice(copies, looked_at_max) for copies in again):
-                seen[copy.block] = None
+            orders = [
+                order for shelf in level.shelves for order in (*shelf.policy.lists, shelf.high, shelf.reclaimable)
+            ]
+            each_max = max(1, HOT_LOOKED_AT_MAX // max(1, len(orders)))
+            for copy in chain.from_iterable(islice(_newest_first(order), each_max) for order in orders):
+                if copy.block.uses >= USES_OF_AGAIN_MIN:
+                    seen[copy.block] = None
         hottest = heapq.nlargest(limit, seen, key=lambda block: block.uses)
         return [_facts(block) for block in hottest]
 

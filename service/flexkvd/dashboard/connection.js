@@ -71,8 +71,8 @@ export function takeEvents(text) {
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
 
 /**
- * Keeps `v1/events` open. Calls `onEvent(name, data)`, and `onState(state, detail)` with "live", "lost" (detail:
- * seconds until the next try) or "refused" (detail: the ApiError); after "refused" it waits for `resume()`.
+ * Keeps `v1/events` open. Calls `onEvent(name, data)`, and `onState(state, detail)` with "live", "lost" (detail: the
+ * reason, and the seconds until the next try) or "refused" (detail: the ApiError); then it waits for `resume()`.
  */
 export class EventStream {
   #tries = 0;
@@ -91,6 +91,7 @@ export class EventStream {
 
   async run() {
     for (;;) {
+      let reason = "the daemon does not answer";
       try {
         await this.#listen();
       } catch (error) {
@@ -100,10 +101,11 @@ export class EventStream {
           await told;
           continue;
         }
+        if (error instanceof ApiError) reason = error.message;
       }
       const seconds = RETRY_S[Math.min(this.#tries, RETRY_S.length - 1)] * (0.75 + Math.random() / 2);
       this.#tries += 1;
-      this.onState("lost", seconds);
+      this.onState("lost", { seconds, reason });
       await Promise.race([pause(seconds), new Promise((resolve) => (this.#resume = resolve))]);
     }
   }

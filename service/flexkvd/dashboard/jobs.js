@@ -8,6 +8,8 @@ const OVER = new Set(["done", "failed", "cancelled"]);
 
 function inWord(name, value) {
   if (Array.isArray(value)) return `${value.length} ${name}`;
+  if (name.startsWith("bytes") && typeof value === "number")
+    return `${name.replaceAll("_", " ")} ${format.bytes(value)}`;
   const text = typeof value === "string" && value.length > 24 ? `${value.slice(0, 12)}…` : value;
   if (name.endsWith("_s")) return `${name.slice(0, -2).replaceAll("_", " ")} ${format.duration(value)}`;
   return `${name.replaceAll("_", " ")} ${text}`;
@@ -44,7 +46,7 @@ export class Jobs {
         { title: "For", text: (job) => format.duration(job.took_s ?? job.age_s), numeric: true, wide: true },
         { title: "Asked", text: (job) => inWords(job.arguments), class: "long", wide: true },
         { title: "Result", text: outcome, class: "long" },
-        { title: "", make: (job) => this.#button(job), update: (node, job) => (node.hidden = OVER.has(job.state)) },
+        { title: "Act", make: (job) => this.#button(job), update: (node, job) => (node.hidden = OVER.has(job.state)) },
       ],
     });
   }
@@ -92,8 +94,8 @@ function makeProgress() {
   return node;
 }
 
-function showProgress(node, { done, total, unit }) {
-  const share = format.ratio(done, total);
+function showProgress(node, { state, done, total, unit }) {
+  const share = state === "done" ? 1 : format.ratio(done, total); // done is done, however much there was to do
   const write = unit === "bytes" ? format.bytes : format.count;
   node.bar.show(share);
   const text = share === null ? (done ? `${write(done)} ${unit ?? ""}` : "–") : format.percent(share);

@@ -112,7 +112,7 @@ export class Latencies {
         seconds("p99", (row) => row.seconds?.p99),
         picture((row) => row.seconds),
         seconds("Wait p99", (row) => row.queue_s?.p99),
-        counted("Running", (row) => row.running),
+        counted("Running", (row) => row.running, true),
         counted("Waiting", (row) => row.waiting),
         counted("Too late", (row) => row.dropped, true),
       ],

@@ -26,8 +26,8 @@ export class Summary {
   }
 
   /** What the connection says when the daemon says nothing. */
-  showLost(seconds) {
-    this.reasons = { connection: `the daemon does not answer; next try in ${format.duration(seconds)}` };
+  showLost({ seconds, reason }) {
+    this.reasons = { connection: `${reason}; next try in ${format.duration(seconds)}` };
     this.#show("lost");
   }
 

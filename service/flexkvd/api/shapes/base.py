@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import KEY_BYTES
 
 KEYS_MAX = 4096
 """Keys in one body."""
-PIN_KEYS_MAX = 1024
+PIN_KEYS_MAX = 512
 """Keys pinned at once: all or none of them, in one event."""
 DEADLINE_S_DEFAULT = 60.0
 MOVES_S_DEFAULT = 600.0
@@ -47,6 +47,18 @@ class Body(BaseModel):
     """What is sent: nothing beyond the fields named."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, given: Any) -> Any:
+        """JSON knows one kind of number: 5.0 is as good as 5. Of another type nothing is taken for what it is not."""
+        if not isinstance(given, dict):
+            return given
+        return {key: _whole(each) for key, each in given.items()}
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Failure(Shape):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -39,12 +40,12 @@ class Section:
         made = Table(box=None, expand=True, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold reverse")
         first = f"{self.columns[0]} +{self.left_out}" if self.left_out else self.columns[0]
         for position, name in enumerate((first, *self.columns[1:])):
-            justify = "right" if position in self.right else "left"
+            justify: JustifyMethod = "right" if position in self.right else "left"
             ratio = 1 if position == self.wide else None
             least = None if position else len(name)
             made.add_column(
                 name,
-                justify=justify,  # type: ignore[arg-type]
+                justify=justify,
                 no_wrap=True,
                 overflow="ellipsis",
                 ratio=ratio,
