@@ -99,11 +99,8 @@ async def make_parts(
     engine = Engine(planner, loop, clock_ns)
     stack.callback(engine.close)
     faults, recorder = FaultLog(loop.time), _make_recorder(config, planner, engine, stack)
-    codecs = Codecs.make(config, arena)
-    stack.push_async_callback(codecs.close)
-    await codecs.start()
     readiness = Readiness()
-    stores = await _make_stores(config, arena, codecs, partial(StoreEvents, engine, readiness, faults), stack)
+    codecs, stores = await _make_stores(config, arena, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
     usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
     sessions.listen(lambda session: codecs.introduce(session.namespace.digest, session.geometry))
@@ -113,15 +110,14 @@ async def make_parts(
     resets = _make_resets(config, engine, sessions, stores, stack)
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
+    operations, settings = Operations(engine, planner, sessions, readiness), Settings(config)
+    settings.listen(LiveRules(told, operations))
+    settings.listen(tenants.adopt)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
     listener = _listen(config, inherited, stack)
     gate, segment_bytes = Gate.of(config.daemon, os.getuid(), token), config.dram.segment_bytes
     server = Server(listener, requests, sessions, gate, config.limits, boot, segment_bytes, loop, faults)
     stack.callback(server.close)
-    operations = Operations(engine, planner, sessions, readiness)
-    settings = Settings(config)
-    settings.listen(LiveRules(told, operations))
-    settings.listen(tenants.adopt)
     operations.tenant_of = tenants.name_of
     return Parts(
         boot=boot, planner=planner, engine=engine, sessions=sessions, executor=executor, server=server, arena=arena,
@@ -180,19 +176,18 @@ def _make_memory(config: Config, segments: int, stack: AsyncExitStack) -> tuple[
 
 
 async def _make_stores(
-    config: Config,
-    arena: Arena,
-    codecs: Codecs,
-    listen: Callable[[Tier], StoreEvents],
-    stack: AsyncExitStack,
-) -> Stores:
-    """The tiers below DRAM; the directories of the SSD tier are locked."""
+    config: Config, arena: Arena, listen: Callable[[Tier], StoreEvents], stack: AsyncExitStack
+) -> tuple[Codecs, Stores]:
+    """The tiers below DRAM and what compresses for them; the directories of the SSD tier are locked."""
+    codecs = Codecs.make(config, arena)
+    stack.push_async_callback(codecs.close)
+    await codecs.start()
     stores = make_stores(config, arena, codecs, listen)
     for store, _ in stores.values():
         stack.push_async_callback(store.close)
     if Tier.SSD in stores:
         await stores[Tier.SSD][0].start()
-    return stores
+    return codecs, stores
 
 
 def _reset_log(config: Config) -> ResetLog | None:
