@@ -14,8 +14,9 @@ from flexkvd.api import reference
 from flexkvd.api.app import ROUTERS, make_app
 from flexkvd.api.description import describe as describe_api
 from flexkvd.api.description import operations
-from flexkvd.config import describe
+from flexkvd.config import TenantTable, describe
 from flexkvd.families import FAMILIES
+from flexkvd.toml_tables import keys_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"flexkv_py": "flexkv_py", "flexkv_tiers": "tiers/flexkv_tiers", "flexkvd": "service/flexkvd"}
@@ -44,6 +45,7 @@ def test_every_module_has_its_line():
 def test_every_setting_is_documented():
     """docs/configuration.md and the example file name every key of every table."""
     keys = [f"{key.table}.{key.name}" for key in describe()]
+    keys += [f"tenants.NAME.{each.name}" for each, _ in keys_of(TenantTable)]
     assert sorted(first_cells("docs/configuration.md")) == sorted(keys)
     example = (ROOT / "service/flexkvd.example.toml").read_text()
     missing = [key.name for key in describe() if not re.search(rf"^#? ?{key.name} = ", example, re.MULTILINE)]

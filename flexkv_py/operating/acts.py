@@ -22,10 +22,14 @@ UNCUT = "of a namespace that no worker has declared since the start"
 
 @dataclass(slots=True, eq=False)
 class Begun:
-    """A block that waits for the end of what was begun for it; `ticket` is whom a demand answers to."""
+    """A block that waits for the end of what was begun for it; `ticket` is whom a demand answers to.
+
+    `bytes`: what it comes to if all goes well.
+    """
 
     block: Block
     ticket: Ticket | None = None
+    bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -116,24 +120,23 @@ class Evict(Demote):
             return None
         if copy.readers or block.needed:
             return Kept(IN_USE)
-        verdict = judge(state, copy)
-        if verdict is Verdict.WRITE:
-            return self.demand(block, self._next_down(block))
-        return self._drop(copy, verdict)
+        if judge(state, copy) is not Verdict.WRITE:
+            return self._drop(copy)
+        begun = self.demand(block, self._next_down(block))
+        begun.bytes = bytes_of(copy)
+        return begun
 
     def end(self, begun: Begun) -> Done | Kept | None:
-        written = super().end(begun)
+        written, copy = super().end(begun), begun.block.copy_in(self._tier)
         if not isinstance(written, Done):
             return written
-        copy = begun.block.copy_in(self._tier)
-        if copy is None or copy.state is not CopyState.READY:
-            return Done()
-        if copy.readers or begun.block.needed:
-            return Kept(IN_USE)
-        return self._drop(copy, judge(self._state, copy))
+        return Done() if copy is None or copy.state is not CopyState.READY else self._drop(copy)
 
-    def _drop(self, copy: Copy, verdict: Verdict) -> Done | Kept:
-        state, byte_count = self._state, bytes_of(copy)
+    def _drop(self, copy: Copy) -> Done | Kept:
+        """Drop it, unless that would lose a block that a tier below is to take."""
+        if copy.readers or copy.block.needed:
+            return Kept(IN_USE)
+        state, byte_count, verdict = self._state, bytes_of(copy), judge(self._state, copy)
         lower = [level for level in state.below if level.tier > copy.tier]
         if verdict is Verdict.NO_TIER and lower and copy.block.index.spec is None:
             return Kept(UNCUT)

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from flexkv_py.core.blocks import Block, Copy
+from flexkv_py.core.blocks import Block, Copy, CopyList
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import State
-from flexkv_py.lists import CopyList
+from flexkv_py.keys import KEY_BYTES
 from flexkv_py.operating.messages import Choice, OperationKind
 from flexkv_py.operating.pins import blocks_of
 
@@ -21,6 +21,8 @@ class Gathering:
 
     def __init__(self, state: State, choice: Choice, kind: OperationKind, tier: Tier) -> None:
         self._state, self._choice, self._tier = state, choice, tier
+        self._namespaces = None if choice.namespaces is None else frozenset(choice.namespaces)
+        self._lowest, self._highest = bounds(choice.prefix)
         self.found: dict[Block, None] = {}
         self.missing = 0
         self.over = False
@@ -93,5 +95,10 @@ class Gathering:
         return self.walks and copy.tier is self._tier and self._means(copy.block)
 
     def _means(self, block: Block) -> bool:
-        namespaces, prefix = self._choice.namespaces, self._choice.prefix
-        return (namespaces is None or block.index.namespace in namespaces) and block.key.hex().startswith(prefix)
+        known = self._namespaces is None or block.index.namespace in self._namespaces
+        return known and self._lowest <= block.key <= self._highest
+
+
+def bounds(prefix: str) -> tuple[bytes, bytes]:
+    """The lowest and the highest key that begins with these hexadecimal digits."""
+    return bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "0")), bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "f"))

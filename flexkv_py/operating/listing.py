@@ -11,7 +11,8 @@ from flexkv_py.core.blocks import Block, Copy, CopyState
 from flexkv_py.core.matching import slowest_tier
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import State
-from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest
+from flexkv_py.keys import BlockKey, NamespaceDigest
+from flexkv_py.operating.gathering import bounds
 from flexkv_py.operating.pins import blocks_of, bytes_of
 
 KEYS_PER_SLICE_MAX = 1024
@@ -95,11 +96,10 @@ class Page:
 
     def __init__(self, state: State, prefix: str, after: BlockKey | None, limit: int) -> None:
         self._state, self._after, self._limit = state, after or b"", limit
-        self._lowest = bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "0"))
-        self._highest = bytes.fromhex(prefix.ljust(2 * KEY_BYTES, "f"))
+        self._lowest, self._highest = bounds(prefix)
         self._indexes = list(state.indexes.values())
         self._keys: Iterator[BlockKey] = iter(())
-        self._smallest: list[BlockKey] = []
+        self.smallest: list[BlockKey] = []  # the page, in order, once all were looked at
 
     def slice(self) -> bool:
         """Look at a bounded number of keys; False when all were looked at."""
@@ -111,9 +111,7 @@ class Page:
             return True
         after, lowest, highest = self._after, self._lowest, self._highest
         fit = [key for key in keys if after < key <= highest and key >= lowest]
-        self._smallest = heapq.nsmallest(self._limit, {*self._smallest, *fit})
+        self.smallest = heapq.nsmallest(self._limit, {*self.smallest, *fit})
+        if len(self.smallest) == self._limit:
+            self._highest = self.smallest[-1]
         return True
-
-    def facts(self) -> list[BlockFacts]:
-        """The page, in order."""
-        return [facts for key in self._smallest for facts in facts_of_key(self._state, key)]

@@ -26,9 +26,7 @@ from flexkv_py.operating.rules import Changes
 
 OPERATIONS_MAX = 16
 DEALT_PER_EVENT_MAX = 32
-UNDER_WAY_MAX = 64
-"""Blocks of one operation that wait for a write or a read; all are looked at after every event."""
-
+UNDER_WAY_MAX = 64  # blocks of one operation that wait for a write or a read: all are looked at after every event
 PROGRESS_NS = 100_000_000
 
 
@@ -63,7 +61,8 @@ class Operation:
 
     @property
     def enough(self) -> bool:
-        return 0 < self.bytes_max <= self.bytes
+        """Whether no more blocks need be begun with, unless some that are under way come to nothing."""
+        return 0 < self.bytes_max <= self.bytes + sum(begun.bytes for begun in self.under_way)
 
 
 class Operations:
@@ -129,10 +128,8 @@ class Operations:
         pinned = sum(gathering.means_pinned(copy) for copy in self._state.pinned)
         operation.total = len(operation.left) + gathering.missing + pinned
         operation.done = gathering.missing + pinned
-        if pinned:
-            operation.keep("pinned", pinned)
-        if gathering.missing:
-            operation.keep("in no tier", gathering.missing)
+        operation.keep("pinned", pinned)
+        operation.keep("in no tier", gathering.missing)
         self._tell(operation)
 
     def _deal(self, operation: Operation) -> None:
@@ -167,14 +164,12 @@ class Operations:
             operation.gathering.end()
         for begun in operation.under_way:
             operation.act.abandon(begun)
-        left = len(operation.left) + len(operation.under_way)
-        if left or operation.gathering is not None:
-            operation.keep(why, left)
-        self._end(operation)
+        operation.keep(why, len(operation.left) + len(operation.under_way))
+        self._end(operation, why)
 
-    def _end(self, operation: Operation) -> None:
+    def _end(self, operation: Operation, why: str = "") -> None:
         del self.running[operation.number]
-        detail = ", ".join(f"{count} {why}" for why, count in operation.reasons.items())
+        detail = ", ".join(f"{count} {reason}" for reason, count in operation.reasons.items() if count) or why
         ended = OperationEnded(operation.number, operation.blocks, operation.bytes, operation.kept, detail)
         self._state.out.append(ended)
 

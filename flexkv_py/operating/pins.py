@@ -29,9 +29,9 @@ class Pins:
 
     def on_pin(self, event: PinAsked) -> None:
         """Pin all of the keys that have whole copies, or refuse them all."""
-        state = self._state
+        state, keys = self._state, dict.fromkeys(event.keys)
         copies, missing = [], []
-        for key in event.keys:
+        for key in keys:
             found = [
                 copy for block in blocks_of(state, key) for copy in block.copies() if copy.state is CopyState.READY
             ]
@@ -51,24 +51,20 @@ class Pins:
         if copies:
             state.wake_at(until_ns)
         pinned_bytes = sum(bytes_of(copy) for copy in copies)
-        state.out.append(PinAnswered(event.request, len(event.keys) - len(missing), missing, pinned_bytes))
+        state.out.append(PinAnswered(event.request, len(keys) - len(missing), missing, pinned_bytes))
 
     def _refusal(self, copies: list[Copy]) -> str | None:
         """Why these may not be pinned besides what is pinned; None when they may."""
         state, limits = self._state, self._state.config
         new = [copy for copy in copies if copy not in state.pinned]
         if len(state.pinned) + len(new) > limits.pins_max:
-            return (
-                f"{len(state.pinned)} copies are pinned and {len(new)} more would be more than "
-                f"pins_max = {limits.pins_max}: unpin some, wait for their time to end, or raise the limit"
-            )
+            so_many = f"{len(state.pinned)} copies are pinned, and {len(new)} more would be too many"
+            return f"{so_many} (pins_max = {limits.pins_max}): unpin some, or raise the limit"
         dram_bytes = sum(bytes_of(copy) for copy in [*state.pinned, *new] if copy.tier is Tier.DRAM)
         room_bytes = int(limits.pinned_share_max * state.frames.total_pages * ALIGN_BYTES)
         if new and dram_bytes > room_bytes:
-            return (
-                f"{dram_bytes} bytes of DRAM would be pinned, more than the {room_bytes} that "
-                f"pinned_share_max = {limits.pinned_share_max:g} allows: unpin some, or raise it"
-            )
+            so_much = f"{dram_bytes} bytes of DRAM would be pinned, and {room_bytes} may be"
+            return f"{so_much} (pinned_share_max = {limits.pinned_share_max:g}): unpin some, or raise it"
         return None
 
     def on_unpin(self, event: UnpinAsked) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from flexkv_py.core.blocks import Copy
+from flexkv_py.core.blocks import Copy, CopyList
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES, Policy
 from flexkv_py.core.state import State
-from flexkv_py.lists import CopyList
 from flexkv_py.operating.messages import Rules, RulesChanged
 from flexkv_py.rows.grants import chunks_in
 from flexkv_py.rows.policies import ROW_POLICIES
@@ -19,10 +18,8 @@ from flexkv_py.rows.succession import Succession
 from flexkv_py.tenants.shelf import Shelf
 
 MOVED_PER_EVENT_MAX = 256
-TOLD_PER_EVENT_MAX = 256
-"""Blocks of running requests, when the row policy changes."""
-
-PLAIN_RULES = {each.name for each in fields(Rules)} - {"row_policy"}
+TOLD_PER_EVENT_MAX = 256  # blocks of running requests, when the row policy changes
+PLAIN_RULES = tuple(each.name for each in fields(Rules) if each.name != "row_policy")
 """Of the planner's configuration, by the same names."""
 
 

@@ -42,8 +42,8 @@ class DaemonTable:
     )
     state_directory: str = key(
         Kind.TEXT,
-        "Directory in which resets are written down until they are carried out, so that a restart goes on with them; "
-        "empty: those of the SSD tier. Without either a restart forgets them.",
+        "Directory in which resets are written down until they are carried out, and whose namespaces are whose, so "
+        "that a restart goes on with them; empty: those of the SSD tier. Without either a restart forgets them.",
         "",
     )
     drain_s: float = key(

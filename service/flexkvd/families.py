@@ -30,6 +30,7 @@ PLANNER_COUNTERS = tuple(
         ("promotions", "tier", "Blocks promoted to DRAM, by the tier they came from."),
         ("demotions", "tier", "Blocks demoted, by the tier they went to."),
         ("evictions", "tier", "Copies evicted, by tier."),
+        ("expired", "tier", "Copies dropped because their retention time had ended, by tier."),
         ("refused_admissions", "rule", "Evictions of blocks that no tier below admitted, by the rule that refused."),
         ("over_budget", "tier", "Blocks written although the tier's daily budget was spent: somebody waited for it."),
         ("found", "tier", "Blocks found at start, or written by other daemons since, by tier."),

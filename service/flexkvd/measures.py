@@ -92,7 +92,7 @@ def _told_from_0(tiers: Iterable[str]) -> Iterator[tuple[str, Iterable[str]]]:
     yield "replays_refused", ReplayOutcome
     for kind in (TicketKind.LOAD, TicketKind.SAVE, TicketKind.PREFETCH):
         yield f"{kind.value}_keys", Outcome
-    for name in ("hits", "promotions", "demotions", "evictions"):
+    for name in ("hits", "promotions", "demotions", "evictions", "expired"):
         yield name, tiers
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from flexkv_py.core.messages import DrainStarted, FlushAsked, RequestRefused, TicketCancelled, TicketFinished, Tier
 from flexkv_py.core.planner import Planner
+from flexkv_py.core.policies import POLICIES
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.explain import explain
 from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest
@@ -33,11 +34,14 @@ from flexkv_py.operating.messages import (
     UnpinAsked,
     WishRefused,
 )
+from flexkv_py.rows.policies import ROW_POLICIES
 from flexkvd.engine import Engine
 from flexkvd.readiness import Readiness
 from flexkvd.sessions import Sessions
 
 DRAIN_LOOK_S = 0.02
+FACTS_PER_TURN_MAX = 64
+"""Blocks of a page looked at before others get a turn."""
 DEADLINE_S_DEFAULT = 600.0
 OPERATOR_DRAINS = "the operator drains the daemon: resume it, or stop it"
 
@@ -194,7 +198,12 @@ class Operations:
         page = Page(self._planner.state, checked_prefix(prefix_hex), after, limit)
         while page.slice():  # noqa: ASYNC110 - each turn of the loop takes a slice
             await asyncio.sleep(0)
-        return [self._named(facts) for facts in page.facts()]
+        found: list[BlockFacts] = []
+        for number, key in enumerate(page.smallest):
+            if number % FACTS_PER_TURN_MAX == 0:
+                await asyncio.sleep(0)
+            found += self.block(key)
+        return found
 
     def block(self, key: BlockKey) -> list[BlockFacts]:
         """What is known of a block: one entry for each namespace and shard that has it."""
@@ -231,7 +240,8 @@ class Operations:
         readiness.draining, readiness.drain_reason = False, ""
 
     def change(self, rules: Rules) -> None:
-        """From now on these rules hold; copies move into another order in slices."""
+        """From now on these rules hold; copies move into another order in slices. Raises FlexKVError(BAD_CONFIG)."""
+        _check_rules(rules)
         self._engine.post(RulesChanged(rules, self._now_ns()))
 
     # ------------------------------------------------------------------ answers
@@ -264,6 +274,28 @@ class Operations:
         future = self._asked.get(refused.number)
         if future is not None and not future.done():
             future.set_exception(FlexKVError(refused.code, refused.message))
+
+
+def _check_rules(rules: Rules) -> None:
+    for word, value, names in (
+        ("policy", rules.policy, POLICIES),
+        ("row_policy", rules.row_policy, ROW_POLICIES),
+    ):
+        if value is not None and value not in names:
+            raise FlexKVError(
+                ErrorCode.BAD_CONFIG, f"{word} = {value!r} is no policy: choose one of {', '.join(names)}"
+            )
+    for word, share in (("dram_clean_ahead", rules.dram_clean_ahead), ("ssd_clean_ahead", rules.ssd_clean_ahead)):
+        if share is not None and not 0.0 <= share < 1.0:
+            raise FlexKVError(ErrorCode.BAD_CONFIG, f"{word} = {share:g} is no share: choose one from 0 to below 1")
+    for word, count in (
+        ("ssd_hits_min", rules.ssd_hits_min),
+        ("s3_hits_min", rules.s3_hits_min),
+        ("ssd_bytes_per_day", rules.ssd_bytes_per_day),
+        ("retry_after_ns", rules.retry_after_ns),
+    ):
+        if count is not None and count < 0:
+            raise FlexKVError(ErrorCode.BAD_CONFIG, f"{word} = {count} is below zero: choose 0 or more")
 
 
 def checked_prefix(prefix: str) -> str:

@@ -56,6 +56,7 @@ class Settings:
         self.config = config
         self.needs_restart: tuple[str, ...] = ()
         self._started = config
+        self._live = dict.fromkeys(_live_names(config))
         self._file = config  # as it was last read
         self._set: dict[Name, object] = {}  # what stands over the file, for no longer than the file says the same
         self._listeners: list[Listener] = []
@@ -124,7 +125,7 @@ class Settings:
 
     def _merged(self, file: Config, wanted: Mapping[Name, object]) -> dict[str, dict[str, object]]:
         """What the daemon was started with, under what of the file may change live, under what is set live."""
-        live = set(_live_names(self._started))
+        live = self._live
         merged: dict[str, dict[str, object]] = {table: dict(keys) for table, keys in self._started.given.items()}
         for name in live:
             keys = merged.setdefault(name.table, {})
@@ -137,11 +138,11 @@ class Settings:
     def _origin(self, name: Name) -> str:
         if name in self._set:
             return "live"
-        written = self._file if name in set(_live_names(self._started)) else self._started
+        written = self._file if name in self._live else self._started
         return "default" if _given(written, name) is None else "file"
 
     def _check_live(self, name: Name) -> None:
-        live = list(_live_names(self._started))
+        live = self._live
         if name in live:
             return
         if name.table == TENANTS:

@@ -5,7 +5,6 @@ Owns these counts; decides nothing. `sessions` tells it of every answer, `measur
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 from flexkv_py.core.messages import MatchAnswered, Outcome, TicketKind, Tier
@@ -14,7 +13,9 @@ from flexkvd.sessions import Session, Sessions
 from flexkvd.tenant_counts import TenantCounts
 from flexkvd.tickets import Ticket
 
-UNMET = (Outcome.MISS, Outcome.FAILED, Outcome.THROTTLED, Outcome.REFUSED, Outcome.LATE)
+UNMET = frozenset({Outcome.MISS, Outcome.FAILED, Outcome.THROTTLED, Outcome.REFUSED, Outcome.LATE})
+FROM_TIERS = {tier: tier.name.lower() for tier in (Tier.DRAM, Tier.SSD, Tier.S3)}
+"""Where a load takes blocks from, as the planner tells it, and as metrics call it."""
 
 
 class Usage:
@@ -42,16 +43,15 @@ class Usage:
 
     def _count(self, session: Session, ticket: Ticket) -> None:
         assert ticket.finished is not None
-        counts = self.tenants.of(session.hello.tenant, ticket.key_count)
+        counts, outcomes = self.tenants.of(session.hello.tenant, ticket.key_count), ticket.finished.outcomes
         block_bytes = session.geometry.block_bytes
-        outcomes = Counter(ticket.finished.outcomes)
-        for outcome in UNMET:
-            if outcomes[outcome]:
-                counts["unmet_keys", outcome.value] += outcomes[outcome]
-        if ticket.kind is TicketKind.SAVE and outcomes[Outcome.STORED]:
-            counts["saved_bytes",] += outcomes[Outcome.STORED] * block_bytes
         if ticket.kind is TicketKind.LOAD:
-            for tier, count in Counter(ticket.finished.tiers).items():
-                if tier:
-                    counts["hits", Tier(tier).name.lower()] += count
-                    counts["loaded_bytes", Tier(tier).name.lower()] += count * block_bytes
+            for tier, word in FROM_TIERS.items():
+                if count := ticket.finished.tiers.count(tier):
+                    counts["hits", word] += count
+                    counts["loaded_bytes", word] += count * block_bytes
+        elif ticket.kind is TicketKind.SAVE and (stored := outcomes.count(Outcome.STORED)):
+            counts["saved_bytes",] += stored * block_bytes
+        alike = bool(outcomes) and outcomes.count(outcomes[0]) == len(outcomes)  # mostly; hashing each costs more
+        for outcome in UNMET.intersection(outcomes[:1] if alike else outcomes):
+            counts["unmet_keys", outcome.value] += outcomes.count(outcome)

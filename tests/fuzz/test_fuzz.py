@@ -66,9 +66,11 @@ def daemon(folder: Path, s3: S3Server | None) -> Iterator[str]:
         url, end = f"http://127.0.0.1:{port}", time.monotonic() + 30
         while time.monotonic() < end and not is_ready(url):
             time.sleep(0.05)
-        yield url
-        assert process.poll() is None, (folder / "log").read_text()[-2000:]
-        process.terminate()
+        try:
+            yield url
+            assert process.poll() is None, (folder / "log").read_text()[-2000:]
+        finally:
+            process.terminate()
         assert process.wait(30) == 0
     said = (folder / "log").read_text()
     assert "Traceback" not in said, said[-3000:]
@@ -125,7 +127,7 @@ def fuzz(url: str, folder: Path, examples_max: int, seed: int, time_s_max: int) 
     environment = ENVIRONMENT | {"SCHEMATHESIS_HOOKS": "tests.fuzz.hooks"}
     with (folder / "fuzzer").open("w+") as said:
         done = subprocess.run(
-            command, env=environment, cwd=ROOT, stdout=said, stderr=said, timeout=time_s_max, check=False
+            command, env=environment, cwd=folder, stdout=said, stderr=said, timeout=time_s_max, check=False
         )
         said.seek(0)
         assert done.returncode == 0, said.read()[-8000:]

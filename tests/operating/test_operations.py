@@ -81,6 +81,15 @@ def test_an_eviction_of_some_bytes_takes_the_coldest(benches: Any) -> None:
     assert in_dram(bench, [*cold, *warm]) == [False] * 2 + [True] * 3
 
 
+def test_an_eviction_of_some_bytes_writes_no_more_than_that(benches: Any) -> None:
+    """All must be written first: as many are begun with as are asked for, not as many as may be under way."""
+    bench = benches(**WITH_SSD, **UNCLEAN, policy="lru")
+    keys = saved(bench, 8)
+    end = bench.operate(EVICT, Tier.DRAM, Choice(bytes_max=3 * BLOCK_BYTES))
+    assert (end.blocks, end.bytes) == (3, 3 * BLOCK_BYTES)
+    assert sum(bench.copy(key, Tier.SSD) is not None for key in keys) == 3
+
+
 def test_an_eviction_takes_only_what_is_meant(benches: Any) -> None:
     """By namespace nothing is meant of another; by prefix one key; by key that one."""
     bench = benches()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,9 @@ def test_rules_change_while_workers_save(start: Callable[..., DaemonThread], tmp
         written = state.counters.get(("demotions", "ssd"), 0)
         bench.flood()
         assert state.counters.get(("demotions", "ssd"), 0) == written
+        for wrong in (Rules(policy="best"), Rules(row_policy=""), Rules(ssd_clean_ahead=1.0), Rules(s3_hits_min=-1)):
+            with pytest.raises(FlexKVError, match="choose"):
+                bench.daemon.call(partial(bench.operations.change, wrong))
         bench.daemon.call(lambda: bench.operations.change(replace(rules, ssd_hits_min=1)))
         bench.flood()
         until(lambda: state.counters.get(("demotions", "ssd"), 0) > written)

@@ -52,9 +52,9 @@ class Faults:
             )
         if not calm:
             self.memory_rate = scale
-            self.damage_rate = chance.choice((0.0, 0.01, 0.03))
+            self.damage_rate = chance.choice((0.0, 0.01, 0.06))
             self.down_rate = chance.choice((0.0, 0.003, 0.01))
-            self.reclaim_rate = chance.choice((0.0, 0.01, 0.05))
+            self.reclaim_rate = chance.choice((0.0, 0.01, 0.15))
         self.others_rate = chance.choice((0.0, 0.0, 0.03))
         self.crash_rate = chance.choice((0.0, 0.001, 0.004))
 

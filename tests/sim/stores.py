@@ -78,7 +78,7 @@ class Store:
             return []
         block = chance.choice(names)
         raw = self.records.raw[self.places[block]]
-        how = chance.choice(("flip", "flip", "flip header", "truncate", "zero", "swap"))
+        how = chance.choice(("flip", "swap", "flip header", "truncate", "zero", "swap"))
         if how == "swap" and len(names) > 1:
             other = chance.choice([name for name in names if name != block])
             self.swapped = True

@@ -1,4 +1,4 @@
-"""The simulator catches what it is for: every planted bug within forty seeds, with a command that replays it."""
+"""The simulator catches what it is for: every planted bug within sixty seeds, with a command that replays it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.sim.plant import assert_caught
 from tests.sim.simulation import run
 from tests.sim.worlds import DEFAULT, WORLDS
 
-SEEDS = range(1, 41)
+SEEDS = range(1, 61)
 STEPS = 2000
 PLANTS = WORLDS[DEFAULT].plants
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_caught(name: str) -> None:
-    """With the bug planted some run of forty fails, and its message replays exactly that failure."""
+    """With the bug planted some run of sixty fails, and its message replays exactly that failure."""
     runs = (partial(run, seed, STEPS, name) for seed in SEEDS)
     assert_caught(PLANTS[name], name, runs, "scripts/simulate")
 

@@ -166,7 +166,7 @@ def test_a_stuck_loop_is_ended_and_started_again(service: Service) -> None:
     load = Load(service)
     load.wait()
     restarts = service.restarts
-    service.signal("USR2")
+    service.signal("RTMIN+0")
     service.wait_restarted(restarts)
     service.world.drop_in("flexkvd.service", "80-watchdog", "")
     assert "Fatal Python error: Aborted" in service.log

@@ -1,4 +1,4 @@
-"""`flexkvd` itself, which also recounts its state on SIGUSR1 and logs what it found; on SIGUSR2 its loop stands still.
+"""`flexkvd` itself, which also recounts its state on SIGUSR1 and logs what it found; on SIGRTMIN its loop stands still.
 
 The recount is the tests' own (`tests.invariants`); the product neither has nor needs these signals.
 """
@@ -30,7 +30,7 @@ async def make_recounting_parts(config: Config, stack: AsyncExitStack, **options
     """The daemon's parts, with signal handlers beside them."""
     parts = await make_parts(config, stack, **options)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, recount, parts.planner)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, stand_still)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGRTMIN, stand_still)
     return parts
 
 

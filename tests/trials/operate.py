@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from flexkvd.cli.s3server import S3Server
@@ -26,6 +27,8 @@ LOAD_CHAINS = 6
 CHAINS = 1 << 30
 WATCHDOG_S = 2.0
 DRAIN_S = 10
+DRAINED_S = 0.3
+"""How long nothing may be acknowledged by a daemon that was drained."""
 RULES = ("lru", "s3fifo", "adaptive")
 
 
@@ -64,8 +67,12 @@ class ServiceManager(threading.Thread):
             self.heard += [line for line in lines if line != "WATCHDOG=1"]
         self._socket.close()
 
-    def end(self) -> None:
-        self._over = True
+    def __enter__(self) -> ServiceManager:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watched, self._over = 0, True
         self.join(2 * WATCHDOG_S)
 
 
@@ -92,9 +99,10 @@ class Operation:
         self.checked += check(self.daemon, self.record.chains[before : before + 8 * LOAD_CHAINS])
 
     def reload(self, turn: int) -> None:
-        """Another policy, other watermarks: in force without a restart, and a wrong file changes nothing."""
-        boot, ready = self.daemon.status()["boot"], self.manager.said("READY=1")
+        """Another policy, watermark and quota: in force without a restart, and a wrong file changes nothing."""
+        boot, ready, quota_bytes = self.daemon.status()["boot"], self.manager.said("READY=1"), (turn + 1) << 20
         changed = f'[planner]\npolicy = "{RULES[turn % len(RULES)]}"\ndram_clean_ahead = 0.{3 + turn % 3}\n'
+        changed += f"[tenants.crowd]\nssd_bytes = {quota_bytes}\n"
         for text, words in ((changed, "reloaded: planner."), ("[planner]\npolicy = 7\n", "stays as it is")):
             logged = self.daemon.log.read_text().count(words)
             self.daemon.config.write_text(self._good + text)
@@ -103,6 +111,21 @@ class Operation:
         self.daemon.config.write_text(self._good + changed)
         until(lambda: self.manager.said("READY=1") >= ready + 2, "the manager hears that it is ready again", 20, 0.01)
         assert self.daemon.status()["boot"] == boot
+        assert self.daemon.admin.json("/v1/tenants/crowd")["quota"]["ssd_bytes"] == quota_bytes
+
+    def drain(self) -> None:
+        """By REST: what runs ends, nothing new is admitted, until the daemon is resumed."""
+        admin = self.daemon.admin
+        job = admin.call("POST", "/v1/drain", {"deadline_s": DRAIN_S})
+        ended = until(lambda: admin.json(f"/v1/jobs/{job['id']}")["state"] not in ("queued", "running"), "drained", 30)
+        assert admin.json(f"/v1/jobs/{job['id']}")["state"] == "done"
+        assert ended < DRAIN_S
+        assert self.daemon.status()["state"] == "draining"
+        before = self.record.count()
+        time.sleep(DRAINED_S)
+        assert self.record.count() == before, "a drained daemon admits no save"
+        assert admin.call("POST", "/v1/resume")["state"] == "ready"
+        self.wait_saved()
 
     def stop(self) -> float:
         """SIGTERM drains and ends it within the time it was given; how long it took."""
@@ -117,7 +140,7 @@ class Operation:
         """Its loop stands still: the watchdog starves, the manager aborts it, and starts it again."""
         assert self.daemon.process is not None
         self.manager.watch(self.daemon.pid)
-        os.kill(self.daemon.pid, signal.SIGUSR2)
+        os.kill(self.daemon.pid, signal.SIGRTMIN)
         assert self.daemon.process.wait(60) == -signal.SIGABRT
         assert "in stand_still" in self.daemon.log.read_text(), "the log says where it stood"
         self.daemon.start()
@@ -131,11 +154,9 @@ class Operation:
 
 
 def operate(folder: Path, *, rounds: int = 5) -> dict[str, float]:
-    """So many times each: reload, SIGTERM and a stuck loop, under load; nothing acknowledged is lost."""
-    manager = ServiceManager()
-    manager.start()
-    drains_s: list[float] = []
-    with S3Server(folder / "server") as server:
+    """So many times each: reload, drain, SIGTERM and a stuck loop, under load; nothing acknowledged is lost."""
+    stops_s: list[float] = []
+    with ServiceManager() as manager, S3Server(folder / "server") as server:
         tables = {
             "daemon": {"socket": str(folder / "worker.sock"), "drain_s": DRAIN_S},
             "ssd": {"directory": str(folder / "ssd"), "bytes": f"{256 * (rounds + 1)}MiB"},
@@ -145,7 +166,8 @@ def operate(folder: Path, *, rounds: int = 5) -> dict[str, float]:
             operation = Operation(daemon, manager)
             try:
                 for turn in range(rounds):
-                    for act in (lambda turn=turn: operation.reload(turn), lambda: drains_s.append(operation.stop())):
+                    reload, stop = partial(operation.reload, turn), lambda: stops_s.append(operation.stop())
+                    for act in (reload, operation.drain, stop):
                         before = operation.record.count()
                         operation.wait_saved()
                         act()
@@ -158,13 +180,12 @@ def operate(folder: Path, *, rounds: int = 5) -> dict[str, float]:
             everything = check(daemon, operation.record.chains)
             daemon.recount()
             assert manager.aborted == rounds
-            assert all(took_s < DRAIN_S for took_s in drains_s), drains_s
-    manager.end()
+            assert all(took_s < DRAIN_S for took_s in stops_s), stops_s
     return {
-        "reloads, drains, stuck loops": rounds,
+        "reloads, drains, stops, stuck loops": rounds,
         "blocks acknowledged": everything,
         "blocks checked in between": operation.checked,
         "blocks acknowledged in a round": CHAIN_BLOCKS * operation.record.count() / rounds,
         "calls that met a daemon that was going or gone": operation.record.losses,
-        "drain_s_max": max(drains_s),
+        "stop_s_max": max(stops_s),
     }

@@ -165,7 +165,7 @@ TRIALS = {
         {"records": Count(5_000, least=256), "times": Count(20), "amplification": Count(0, least=0, most=10)},
     ),
     "operate": Trial(
-        operate, "reload, SIGTERM and a stuck loop under load, acknowledged at ssd and s3", {"rounds": Count(5)}
+        operate, "reload, drain, SIGTERM and a stuck loop under load, acknowledged at ssd and s3", {"rounds": Count(5)}
     ),
     "memories": Trial(
         memories, "hostile memories, and workers that read no reply", {"rounds": Count(200), "workers": Count(8)}

@@ -1,4 +1,4 @@
-"""Reloads, drains and stuck loops under load (`scripts/trials operate` runs them at any length)."""
+"""Reloads, drains, stops and stuck loops under load (`scripts/trials operate` runs them at any length)."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from .operate import operate
 
 
 def test_what_was_acknowledged_survives_everything_an_operator_does(tmp_path: Path) -> None:
-    """A reload, a drain and a stuck loop while blocks are saved to SSD and S3: all of them are there, right."""
+    """A reload, a drain, a stop and a stuck loop while blocks are saved to SSD and S3: all of them are there, right."""
     assert operate(tmp_path, rounds=1)["blocks acknowledged"] > 0
 
 

@@ -13,7 +13,7 @@ from flexkvd.api.shapes import Key
 from flexkvd.api.shapes.base import PREFIX_PATTERN
 from flexkvd.control import Operator
 
-LIMIT_MAX = 1000
+LIMIT_MAX = 500
 Prefix = Annotated[str, Query(pattern=PREFIX_PATTERN, description="First digits of the keys, hex.")]
 After = Annotated[
     str, Query(pattern=f"^([0-9a-fA-F]{{{2 * KEY_BYTES}}})?$", description="`next` of the page before; empty: begin.")

@@ -17,7 +17,7 @@ from flexkvd.cli.arguments import KEY_DIGITS, KEY_HEADING, block_key, given_keys
 from flexkvd.cli.connecting import add_command, client_of
 
 LISTED_DEFAULT = 100
-PAGE_BLOCKS_MAX = 1000
+PAGE_BLOCKS_MAX = 500
 """Blocks of one answer of the API."""
 NAMED_MAX = 5
 TTL_S_DEFAULT = 3600.0
@@ -155,16 +155,15 @@ def view_story(answer: Answer) -> Iterator[RenderableType]:
 
 def view_blocks(answer: Answer) -> Iterator[RenderableType]:
     """Of {blocks}; the key comes first, so that the list can be piped into other commands."""
-    made = output.table(KEY_HEADING, "tiers", "size", "uses", "tenant", "shard", "hit", "held by", right=(2, 3, 5))
+    made = output.table(KEY_HEADING, "tiers", "size", "uses", "hit", "tenant", "held", right=(2, 3), gap=1)
     for block in answer["blocks"]:
         made.add_row(
             block["key"],
             ",".join(block["tiers"]) or words.NONE,
             words.size(block["bytes"]),
             f"{block['uses']}",
-            block["tenant"],
-            f"{block['shard']}",
             "yes" if block["matchable"] else "no",
+            block["tenant"] + (f" shard {block['shard']}" if block["shard"] else ""),
             held_words(block),
         )
     yield made if answer["blocks"] or not sys.stdout.isatty() else "no block"
@@ -173,7 +172,7 @@ def view_blocks(answer: Answer) -> Iterator[RenderableType]:
 def held_words(block: Answer) -> str:
     """What keeps it from eviction."""
     held = [name for name in ("pinned", "leased") if block[name]]
-    return ", ".join(held + ([f"{block['readers']} readers"] if block["readers"] else []))
+    return ", ".join(held + (["read"] if block["readers"] else []))
 
 
 def view_pinned(answer: Answer) -> Iterator[RenderableType]:

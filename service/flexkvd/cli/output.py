@@ -86,13 +86,13 @@ def say_error(error: FlexKVError, *, as_json: bool) -> None:
         print(json.dumps({"error": {"code": error.code.value, "message": error.message}}, indent=2))
 
 
-def table(*columns: str, right: Iterable[int] = ()) -> Table:
-    """A plain table; the columns numbered in `right` hold numbers. The first is never folded."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+def table(*columns: str, right: Iterable[int] = (), gap: int = 2) -> Table:
+    """A plain table; the columns numbered in `right` hold numbers. These and the first are never folded."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     numbers = set(right)
     for position, name in enumerate(columns):
         justify: JustifyMethod = "right" if position in numbers else "left"
-        made.add_column(name, justify=justify, overflow="fold", no_wrap=position == 0)
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=position == 0 or position in numbers)
     return made
 
 

@@ -140,8 +140,8 @@ def view_tiers(answer: Answer) -> Iterator[RenderableType]:
 
 def link_table(links: list[dict[str, Any]]) -> RenderableType:
     """One line a link; those that nothing has gone over are left out."""
-    columns = ("link", "moved", "running", "waiting", "queue p50", "p99", "move p50", "p99", "dropped", "faults")
-    made = output.table(*columns, right=range(1, 10))
+    columns = ("link", "moved", "run", "wait", "queued p99", "took p50", "took p99", "dropped", "faults")
+    made = output.table(*columns, right=range(1, 9), gap=1)
     for link in links:
         if not (link["bytes"] or link["running"] or link["waiting"] or link["faults"]):
             continue
@@ -150,7 +150,7 @@ def link_table(links: list[dict[str, Any]]) -> RenderableType:
             words.size(link["bytes"]),
             str(link["running"]),
             str(link["waiting"]),
-            *(words.latency(link[what][part]) for what in ("queue_s", "seconds") for part in ("p50", "p99")),
+            *(words.latency(each) for each in (link["queue_s"]["p99"], link["seconds"]["p50"], link["seconds"]["p99"])),
             str(link["dropped"]),
             str(link["faults"]),
         )
@@ -179,7 +179,7 @@ def view_tier(tier: Answer) -> Iterator[RenderableType]:
 def view_sessions(answer: Answer) -> Iterator[RenderableType]:
     """Of {sessions}."""
     columns = ("session", "role", "tenant", "shard", "client", "instance", "pid", "age", "tickets", "leases", "rows")
-    made = output.table(*columns, right=(0, 3, 6, 7, 8, 9, 10))
+    made = output.table(*columns, right=(0, 3, 6, 7, 8, 9, 10), gap=1)
     for session in answer["sessions"]:
         names = ("session", "role", "tenant", "shard", "client", "instance", "pid")
         held = ("tickets", "leases", "attached")

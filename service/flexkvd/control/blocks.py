@@ -15,7 +15,7 @@ from flexkvd.parts import Parts
 STORY_EVENTS_SCANNED_MAX = 262_144
 """Lines of all blocks' stories looked through for one block's: the newest."""
 STORY_EVENTS_PER_TURN_MAX = 16_384
-PINS_PER_ANSWER_MAX = 1024
+PINS_PER_ANSWER_MAX = 256
 KEYS_PER_UNPIN_MAX = 256
 
 

@@ -11,7 +11,7 @@ from flexkv_py.keys import KEY_BYTES
 
 KEYS_MAX = 4096
 """Keys in one body."""
-PIN_KEYS_MAX = 1024
+PIN_KEYS_MAX = 512
 """Keys pinned at once: all or none of them, in one event."""
 DEADLINE_S_DEFAULT = 60.0
 MOVES_S_DEFAULT = 600.0
@@ -54,9 +54,7 @@ class Body(BaseModel):
         """JSON knows one kind of number: 5.0 is as good as 5. Of another type nothing is taken for what it is not."""
         if not isinstance(given, dict):
             return given
-        return {
-            key: int(each) if isinstance(each, float) and each.is_integer() else each for key, each in given.items()
-        }
+        return {key: _whole(each) for key, each in given.items()}
 
 
 def _whole(value: Any) -> Any:

@@ -81,7 +81,7 @@ class Pinned(Shape):
 class Pins(Shape):
     """What is pinned."""
 
-    pins: list[Pinned] = said([], "The first 1,024, in the order they were pinned.")
+    pins: list[Pinned] = said([], "The first 256, in the order they were pinned.")
     count: int = said(1, "All of them.")
 
 
