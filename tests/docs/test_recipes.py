@@ -28,7 +28,7 @@ until flexkv status > /dev/null 2>&1; do sleep 0.1; done
 python service/docker/worker.py try/worker.sock --once
 echo 'read some-token' > tokens
 """
-PAGES = ("docs/recipes.md", "docs/troubleshooting.md", "docs/operating.md", "docs/security.md")
+PAGES = tuple(f"docs/{name}.md" for name in ("recipes", "troubleshooting", "operating", "security", "recorder"))
 
 
 def test_every_recipe_does_what_it_says(shell: Shell) -> None:
