@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,11 +28,16 @@ def copied(folder: Path) -> Path:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """As `scripts/docs` does it: every link and anchor leads somewhere, every page is in the navigation."""
+    """As `scripts/docs` does it: every link and anchor leads somewhere, every page is in the navigation.
+
+    Nothing of a page is fetched from elsewhere.
+    """
     ended = build(ROOT, "--site-dir", str(tmp_path / "site"))
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "site/quick-start.html").exists()
     assert (tmp_path / "site/repository/ARCHITECTURE.html").exists()
+    fetched = re.compile(r'<(?:script|img|iframe)[^>]*src="https?:|<link[^>]*rel="stylesheet"[^>]*href="https?:')
+    assert [path.name for path in tmp_path.rglob("*.html") if fetched.search(path.read_text())] == []
 
 
 def test_a_doubtful_page_ends_the_build(tmp_path: Path) -> None:
