@@ -130,3 +130,24 @@ def test_what_a_lost_connection_still_holds_is_not_carried_out(
     until(lambda: len(daemon.call(sessions_of(daemon))) == 1)
     client.fence(worker.memory)
     assert not any(worker.bytes[:])
+
+
+def test_a_stopped_daemon_lets_go_of_pages_before_its_clients_hear_of_the_end(
+    daemon: DaemonThread, worker: Worker
+) -> None:
+    """A drain that runs out of time while a copy runs closes the socket only when that copy has ended."""
+    gate, client = Gate(daemon), worker.client
+    ticket = client.load(client.keys(TOKENS), worker.pages(20, 8), worker.memory, deadline_s=60)
+    assert gate.reached.wait(5)
+    with ThreadPoolExecutor(2) as pool:
+        lost = pool.submit(lambda: [ticket.wait(), client.fence(worker.memory)])
+        stopping = pool.submit(daemon.stop)
+        until(lambda: daemon.parts.readiness.draining)
+        daemon._loop.call_soon_threadsafe(daemon.daemon.stop)  # a second signal: wait for nothing
+        with pytest.raises(NotYetError):
+            lost.result(0.5)
+        gate.open()
+        assert isinstance(lost.exception(5), FlexKVError)
+        worker.bytes[:] = bytes(len(worker.bytes))
+        assert stopping.result(10) == 0
+    assert not any(worker.bytes[:])
