@@ -17,6 +17,9 @@ trap 'status=$?; running=$(jobs -p); [[ -z "$running" ]] || kill -9 $running 2> 
 """
 """A snippet fails with its first command that does, and leaves no process behind."""
 
+SHELL_S_MAX = 220
+"""Dozens of commands, each of which starts Python: on a busy machine that takes its time."""
+
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
@@ -49,7 +52,7 @@ def shell(clone: Path) -> Shell:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=SHELL_S_MAX,
             check=False,
         )
         assert ended.returncode == 0, f"{script}\n{ended.stdout}\n{ended.stderr}"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.docs.conftest import Shell
 from tests.docs.snippets import snippets
+
+pytestmark = pytest.mark.timeout(240)
 
 INSTALLS = "scripts/venv && source .venv/bin/activate"
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.docs.conftest import Shell
 from tests.docs.test_first_steps import commands
+
+pytestmark = pytest.mark.timeout(240)
 
 START = """
 mkdir -p try/ssd

@@ -8,13 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.snippets import ROOT
+
+pytestmark = pytest.mark.timeout(240)
 
 
 def build(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The site made of the pages of `folder`."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "site"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=220, check=False)
 
 
 def copied(folder: Path) -> Path:
