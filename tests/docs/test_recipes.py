@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.docs.conftest import Shell
@@ -40,12 +42,7 @@ def test_every_recipe_does_what_it_says(shell: Shell) -> None:
     marks = [f"\necho '== {page}'\n" + commands(page) for page in PAGES]
     out = shell(START + "".join(marks)).stdout
     recipes = out[out.index("== docs/recipes.md") : out.index("== docs/troubleshooting.md")]
-    for promised in (
-        "a hit: whole in",
-        "never seen here",
-        "evict done",
-        "drain done",
-        "flush done",
-        "ends in the state",
-    ):
-        assert promised in recipes, recipes
+    promised = ("a hit: whole in", "never seen here", "evict done", "drain done", "flush done", "ends in the state")
+    assert [each for each in promised if each not in recipes] == []
+    assert re.search(r"evict done.*\nblocks +16\n", recipes), recipes
+    assert "0 B of 8.00 GiB" in recipes
