@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ def commands(document: str) -> str:
     return "\n".join(parts).replace(INSTALLS, ":")
 
 
-def test_the_quick_start_leads_to_a_hit_and_over_a_restart(shell: Shell) -> None:
+def test_the_quick_start_leads_to_a_hit_and_over_a_restart(shell: Shell, clone: Path) -> None:
     """Its commands as they stand: a miss, a hit from another process, an explanation, a hit after a restart.
 
     The lines it promises are among what they print.
@@ -31,9 +32,11 @@ def test_the_quick_start_leads_to_a_hit_and_over_a_restart(shell: Shell) -> None
     hits = re.findall(r"turn 0: (\d+) of 16 blocks were a hit", said)
     assert hits == ["0", "16", "16"]
     assert "a hit: whole in dram" in said
+    assert not (clone / "try").exists()
 
 
-def test_the_front_door_leads_to_a_hit(shell: Shell) -> None:
+def test_the_front_door_leads_to_a_hit(shell: Shell, clone: Path) -> None:
     """The commands of README.md as they stand."""
     said = shell(commands("README.md")).stdout
     assert re.findall(r"turn 0: (\d+) of 16 blocks were a hit", said) == ["0", "16"]
+    assert not (clone / "try").exists()
