@@ -14,7 +14,8 @@ from flexkv_py.rows.grants import chunks_in
 def check(state: State, indexes: list[Index]) -> None:
     """Assert that requests, indexes and what is on its way out agree."""
     table = state.rows
-    indexes = list(dict.fromkeys([*indexes, *(request.index for request in table.by_id.values())]))
+    known = [*table.by_id.values(), *_over(state)]
+    indexes = list(dict.fromkeys([*indexes, *(request.index for request in known)]))
     attached = Counter((request, key) for index in indexes for key in index.attached for request in index.attached[key])
     for request in table.by_id.values():
         assert request.ranks, "a request without ranks is kept"
@@ -27,7 +28,13 @@ def check(state: State, indexes: list[Index]) -> None:
             assert request.positions[key] == position
             assert attached.pop((request, key)) == 1
             _check_position(state, request, position)
-        _check_versions(request)
+        _check_versions(request, settled=request not in table.letting_go)
+        assert request in table.letting_go or not (request.index.closed and any(request.granted))
+    for request in _over(state):
+        assert request not in table.by_id.values()
+        for position, key in enumerate(request.keys):
+            assert request.positions[key] == position
+            assert attached.pop((request, key)) == 1
     assert not attached, f"{len(attached)} keys are attached to requests that are over"
     assert sum(map(len, table.of_session.values())) == sum(len(request.ranks) for request in table.by_id.values())
     assert not table.changed, "a change was not told"
@@ -40,7 +47,13 @@ def check(state: State, indexes: list[Index]) -> None:
 
 def readers(state: State) -> Counter[Copy]:
     """Each request is one reader of each copy of which it holds anything."""
-    return Counter(copy for request in state.rows.by_id.values() for copy in request.copies if copy is not None)
+    requests = [*state.rows.by_id.values(), *_over(state)]
+    return Counter(copy for request in requests for copy in request.copies if copy is not None)
+
+
+def _over(state: State) -> list[Running]:
+    """Requests that no rank decodes any more, whose last blocks are let go event by event."""
+    return [request for request in state.rows.letting_go if not request.ranks]
 
 
 def _check_position(state: State, request: Running, position: int) -> None:
@@ -57,10 +70,10 @@ def _check_position(state: State, request: Running, position: int) -> None:
         assert granted == there or request.index.closed, f"{dram}: {there:b} may be read, {granted:b} is granted"
 
 
-def _check_versions(request: Running) -> None:
-    """What is leaving is exactly what was revoked by a version that some rank has not acknowledged."""
+def _check_versions(request: Running, *, settled: bool) -> None:
+    """What is leaving is exactly what was revoked by a version that some rank has not acknowledged, once settled."""
     reached = min(rank.acknowledged for rank in request.ranks.values())
     leaving = {(at, chunk) for at, mask in enumerate(request.leaving) for chunk in chunks_in(mask)}
     assert leaving == set(request._newest), "what is leaving and what was revoked differ"
-    assert all(version > reached for version in request._newest.values())
-    assert all(version > reached for version, _ in request._told)
+    assert not settled or all(version > reached for version in request._newest.values())
+    assert not settled or all(version > reached for version, _ in request._told)

@@ -109,6 +109,8 @@ class Planner:
         state.more = False
         if state.touches:
             state.touch_slice()
+        if state.rows.letting_go:
+            attached.let_go(state)
         if state.relink:
             relink_slice(state)
         naming.move_slice(state)

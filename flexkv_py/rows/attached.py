@@ -22,7 +22,7 @@ from flexkv_py.core.sessions import Session
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import refuse
 from flexkv_py.errors import ErrorCode
-from flexkv_py.rows.grants import Rank, Request, chunks_in
+from flexkv_py.rows.grants import Request, chunks_in
 from flexkv_py.rows.policy import Place
 from flexkv_py.rows.table import Want
 
@@ -71,7 +71,7 @@ def on_detached(state: State, event: RequestDetached) -> None:
         why = f"this session has no request {event.request} attached: it was detached already, or never attached"
         refuse(state, event.session, event.asked, 0, ErrorCode.BAD_ARGUMENT, why)
         return
-    _leave(state, *found)
+    state.rows.leave(*found)
     state.out.append(RequestDone(event.session, event.asked))
 
 
@@ -84,7 +84,8 @@ def on_acknowledged(state: State, event: PagesAcknowledged) -> None:
             why = f"version {event.version} of request {event.request} was never sent: acknowledge what was received"
             state.out.append(LoseSession(event.session, ErrorCode.BAD_ARGUMENT, why))
             return
-        _released(state, request.acknowledge(rank, event.version))
+        request.acknowledge(rank, event.version)
+        state.rows.letting_go[request] = None
     if event.asked:
         state.out.append(RequestDone(event.session, event.asked))
 
@@ -93,7 +94,7 @@ def on_worker_gone(state: State, event: WorkerGone) -> None:
     """Nothing maps the arena for a closed session any more."""
     assert event.session not in state.sessions
     for request in list(state.rows.of_session.get(event.session, {}).values()):
-        _leave(state, request, request.ranks[event.session])
+        state.rows.leave(request, request.ranks[event.session])
 
 
 def close_ranks(state: State, session: Session) -> None:
@@ -104,23 +105,46 @@ def close_ranks(state: State, session: Session) -> None:
             state.rows.policy.detached(request.id)
 
 
-def _leave(state: State, request: Running, rank: Rank) -> None:
-    if len(request.ranks) == 1:
-        attached = request.index.attached
-        for key in request.keys:
-            reading = attached.pop(key)
-            if len(reading) > 1:
-                attached[key] = tuple(other for other in reading if other is not request)
-    _released(state, state.rows.leave(request, rank))
+# ----------------------------------------------------------------- letting go
 
 
-def _released(state: State, freed: list[DramCopy]) -> None:
-    """A request reads these copies no more. What came in their place meanwhile may be read now."""
-    for copy in reversed(freed):  # of a chain the head is to stay longest
-        unpin(state, copy)
-        block = copy.block.index.blocks.get(copy.block.key)
-        if block is not None and block.dram is not None and block.dram is not copy:
-            grant(state, block.dram)
+def let_go(state: State) -> None:
+    """Of what has ended, a bounded number of blocks: a million tokens at once would hold up everybody."""
+    waiting = state.rows.letting_go
+    for _ in range(state.rows.limits.let_go_per_event_max):
+        if not waiting:
+            return
+        request = next(iter(waiting))
+        if not request.ranks and request.keys:
+            _forget_last(state, request)
+        elif request.ranks and request.behind:
+            _released(state, request.settle())
+        elif request.open:
+            request.open -= 1
+            if request.granted[request.open]:
+                revoke(state, request, request.open, request.granted[request.open])
+        else:
+            del waiting[request]
+    state.more = state.more or bool(waiting)
+
+
+def _forget_last(state: State, request: Running) -> None:
+    """Of a chain the head is to stay longest."""
+    key, copy = request.drop_last()
+    reading = request.index.attached.pop(key)
+    if len(reading) > 1:
+        request.index.attached[key] = tuple(other for other in reading if other is not request)
+    _released(state, copy)
+
+
+def _released(state: State, copy: DramCopy | None) -> None:
+    """A request reads this copy no more. What came in its place meanwhile may be read now."""
+    if copy is None:
+        return
+    unpin(state, copy)
+    block = copy.block.index.blocks.get(copy.block.key)
+    if block is not None and block.dram is not None and block.dram is not copy:
+        grant(state, block.dram)
 
 
 # ------------------------------------------------------------------ granting
@@ -160,9 +184,9 @@ def revoke_copy(state: State, copy: DramCopy) -> None:
 def revoke_closed(state: State) -> None:
     """A namespace was reset: its running requests may read nothing more, whatever it costs."""
     for request in state.rows.by_id.values():
-        for position, chunks in enumerate(request.granted if request.index.closed else ()):
-            if chunks:
-                revoke(state, request, position, chunks)
+        if request.index.closed:
+            request.open = len(request.keys)
+            state.rows.letting_go[request] = None
 
 
 def revoke(state: State, request: Running, position: int, chunks: int) -> None:

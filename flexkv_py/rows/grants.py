@@ -83,6 +83,7 @@ class Request(Generic[CopyT, IndexT]):
         self.leaving: list[int] = []
         self.ranks: dict[int, Rank] = {}
         self.version = 0
+        self.open = 0  # of a closed namespace: positions from here on are revoked
         self._fresh: dict[Spot, None] = {}  # granted since the last version
         self._revoked: dict[Spot, None] = {}  # revoked since the last version
         self._newest: dict[Spot, int] = {}  # the newest version that revoked a spot, until all have acknowledged that
@@ -92,6 +93,11 @@ class Request(Generic[CopyT, IndexT]):
     def live(self) -> bool:
         """Whether any rank still decodes it."""
         return any(not rank.closed for rank in self.ranks.values())
+
+    @property
+    def behind(self) -> bool:
+        """Whether revocations that every rank has acknowledged are still to take effect: `settle`."""
+        return bool(self._told) and self._told[0][0] <= min(rank.acknowledged for rank in self.ranks.values())
 
     def held(self, position: int) -> int:
         """Chunks (mask) that some rank may be reading."""
@@ -133,13 +139,12 @@ class Request(Generic[CopyT, IndexT]):
         rank.attached = max(rank.attached, first + len(keys))
         return range(start, len(self.keys))
 
-    def acknowledge(self, rank: Rank, version: int) -> list[CopyT]:
-        """The rank has reached a version, the ones before it included; returns the copies held no more."""
+    def acknowledge(self, rank: Rank, version: int) -> None:
+        """The rank has reached a version, the ones before it included; it takes effect as they `settle`."""
         assert version <= rank.told
         rank.acknowledged = max(rank.acknowledged, version)
         while rank.owes and rank.owes[0][0] <= version:
             rank.owes.popleft()
-        return self._settle()
 
     def close(self, rank: Rank) -> None:
         """The rank hears nothing more and acknowledges nothing more; it holds what it was granted."""
@@ -147,15 +152,16 @@ class Request(Generic[CopyT, IndexT]):
         rank.owes.clear()
         rank.wanted.clear()
 
-    def leave(self, rank: Rank) -> list[CopyT]:
-        """The rank reads nothing any more; returns the copies held no more."""
+    def leave(self, rank: Rank) -> None:
+        """The rank reads nothing any more. When no rank is left, a copy is held until its block is dropped."""
         del self.ranks[rank.session]
-        if self.ranks:
-            return self._settle()
-        freed = [copy for copy in self.copies if copy is not None]
-        self.copies = [None] * len(self.keys)
-        self.granted, self.leaving = [0] * len(self.keys), [0] * len(self.keys)
-        return freed
+        if not self.ranks:
+            self.granted, self.leaving, self.open = [0] * len(self.keys), [-1] * len(self.keys), 0
+
+    def drop_last(self) -> tuple[BlockKey, CopyT | None]:
+        """Of a request without ranks, its last block and the copy that it read."""
+        assert not self.ranks
+        return self.keys.pop(), self.copies.pop()
 
     # ----------------------------------------------------------------- grants
 
@@ -180,25 +186,25 @@ class Request(Generic[CopyT, IndexT]):
             self._fresh.pop((position, chunk), None)
             self._revoked[position, chunk] = None
 
-    def _settle(self) -> list[CopyT]:
-        """Revocations that the last rank has acknowledged take effect, each by its newest version alone."""
-        freed = []
-        reached = min(rank.acknowledged for rank in self.ranks.values())
-        while self._told and self._told[0][0] <= reached:
-            version, spot = self._told.popleft()
-            if self._newest[spot] != version:
-                continue
-            del self._newest[spot]
-            position, chunk = spot
-            if spot in self._revoked:  # once more, and that was not told yet
-                continue
-            self.leaving[position] &= ~(1 << chunk)
-            copy = self.copies[position]
-            assert copy is not None
-            if not self.held(position):
-                self.copies[position] = None
-                freed.append(copy)
-        return freed
+    def settle(self) -> CopyT | None:
+        """The oldest revocation that the last rank has acknowledged takes effect, unless a newer one is to.
+
+        Returns the copy if it is held no more.
+        """
+        version, spot = self._told.popleft()
+        if self._newest[spot] != version:
+            return None
+        del self._newest[spot]
+        if spot in self._revoked:  # once more, and that was not told yet
+            return None
+        position, chunk = spot
+        self.leaving[position] &= ~(1 << chunk)
+        copy = self.copies[position]
+        assert copy is not None
+        if self.held(position):
+            return None
+        self.copies[position] = None
+        return copy
 
     # --------------------------------------------------------------- versions
 

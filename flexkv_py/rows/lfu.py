@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from flexkv_py.rows.heat import ColdOrder, Heat, Mark
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry
 from flexkv_py.rows.policy import Hunch, Place, RequestId
 
 
@@ -37,9 +37,6 @@ class LeastFrequentRows:
         return
 
     def resumed(self, request: RequestId, now_ns: int) -> None:
-        return
-
-    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:
         return
 
     def detached(self, request: RequestId) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry
 from flexkv_py.rows.policy import Hunch, Place, RequestId
 
 
@@ -33,9 +33,6 @@ class LeastRecentRows:
         return
 
     def resumed(self, request: RequestId, now_ns: int) -> None:
-        return
-
-    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:
         return
 
     def detached(self, request: RequestId) -> None:

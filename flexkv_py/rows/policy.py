@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, NewType, Protocol
 
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry
 
 RequestId = NewType("RequestId", int)
 """The planner's own number of a running request: engines may use the same numbers, and one engine them again."""
@@ -70,10 +70,6 @@ class RowPolicy(Protocol):
 
     def resumed(self, request: RequestId, now_ns: int) -> None:
         """A request that takes no steps will soon: its next turn was attached."""
-        ...
-
-    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:
-        """What the hot buffers of one rank found and did not find."""
         ...
 
     def detached(self, request: RequestId) -> None:

@@ -30,9 +30,6 @@ def on_heat(state: State, event: HeatReported) -> None:
         if called in mine:
             request = mine[called]
             policy.reported(request.id, [entry for entry in entries if _exists(request, entry)], state.now_ns)
-    for called, misses in by_request(event.misses).items():
-        if called in mine:
-            policy.missed(mine[called].id, misses, state.now_ns)
     for called in event.replayed:
         if called in mine:
             _end_replay(mine[called].ranks[event.session])

@@ -16,9 +16,8 @@ from math import log2
 
 from flexkv_py.rows.heat import IDLE_HALF_LIVES, WEIGHTS, ColdOrder, Heat, Mark, StepClock
 from flexkv_py.rows.hunches import PAYS_MIN, Kind, Spot, Watch
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry
 from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
-from flexkv_py.rows.sizes import HotSizes
 
 SIBLINGS_MAX = 8
 NEIGHBOURS_MAX = 4
@@ -69,7 +68,6 @@ class SparseRows:
         self._missed_again = Kind(None)
         self._favoured: Heat | None = None
         self._favoured_at = 0.0
-        self.sizes = HotSizes()
         self.predicted: Counter[Reason] = Counter()
         self.came_true: Counter[Reason] = Counter()
 
@@ -149,15 +147,10 @@ class SparseRows:
     def resumed(self, request: RequestId, now_ns: int) -> None:
         self._alive(request, now_ns)
 
-    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:  # noqa: ARG002 - by reports
-        for _, _, hits, misses in entries:
-            self.sizes.measured(request, hits, misses)
-
     def detached(self, request: RequestId) -> None:
         heat = self._heats.pop(request, None)
         if heat is not None:
             heat.end()
-        self.sizes.forget(request)
 
     # ------------------------------------------------------------ what it says
 

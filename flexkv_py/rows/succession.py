@@ -10,7 +10,7 @@ class Succession:
 
     def __init__(self, old: RowPolicy, new: RowPolicy, now_ns: int) -> None:
         self.old, self.new, self._now_ns = old, new, now_ns
-        self.reported, self.absent, self.resumed, self.missed = old.reported, old.absent, old.resumed, old.missed
+        self.reported, self.absent, self.resumed = old.reported, old.absent, old.resumed
         self.coldest, self.ahead = old.coldest, old.ahead
 
     def granted(self, place: Place, now_ns: int) -> None:

@@ -37,6 +37,8 @@ class RowLimits:
     """A step that fails more often in a row is refused."""
     pinned_share_max: float = 0.5
     """Of DRAM, for what one failed step needs."""
+    let_go_per_event_max: int = 256
+    """Blocks of requests that end, and revocations acknowledged; as many as one attach has keys. The rest waits."""
 
 
 class _OfRequest(Protocol):
@@ -74,6 +76,7 @@ class Requests(Generic[CopyT, IndexT]):
         self.by_id: dict[RequestId, Request[CopyT, IndexT]] = {}
         self.of_session: dict[int, dict[int, Request[CopyT, IndexT]]] = {}  # by the engine's number; until it is gone
         self.changed: dict[Request[CopyT, IndexT], None] = {}  # there is something to tell
+        self.letting_go: dict[Request[CopyT, IndexT], None] = {}  # over, reset, or with acknowledgements to settle
         self.going: dict[CopyT, int] = {}  # chunks (mask) that leave DRAM as soon as nobody reads them
         self.hunches: deque[Place] = deque(maxlen=HUNCHES_WAITING_MAX)  # to be brought back; older ones are given up
         self.wants: deque[Want[CopyT, IndexT]] = deque()
@@ -144,17 +147,17 @@ class Requests(Generic[CopyT, IndexT]):
         if left:
             self.going[copy] = left
 
-    def leave(self, request: Request[CopyT, IndexT], rank: Rank) -> list[CopyT]:
-        """A rank reads nothing of the request any more; returns the copies that nobody of it holds now."""
+    def leave(self, request: Request[CopyT, IndexT], rank: Rank) -> None:
+        """A rank reads nothing of the request any more; what nobody of it holds now is to be let go."""
         mine = self.of_session[rank.session]
         del mine[request.called]
         if not mine:
             del self.of_session[rank.session]
-        freed = request.leave(rank)
+        request.leave(rank)
+        self.letting_go[request] = None
         if not request.ranks:
             del self.by_id[request.id]
             del self._names[request.index, request.owner, request.called]
             self.changed.pop(request, None)
         if not request.live:
             self.policy.detached(request.id)
-        return freed

@@ -397,6 +397,33 @@ def test_a_reset_takes_everything_from_running_requests(benches):
     assert isinstance(attach(bench, KEYS), AttachAnswered)
 
 
+def test_a_request_that_ends_is_let_go_in_slices(benches):
+    """So many blocks with each event, the last of the chain first; its number may be used again at once."""
+    bench = decoding(benches, rows=RowLimits(let_go_per_event_max=1))
+    assert detach(bench) == RequestDone(1, 901)
+    assert isinstance(attach(bench, KEYS[:1]), AttachAnswered)
+    assert [bench.copy(key, Tier.DRAM).readers for key in KEYS] == [2, 1, 0, 0]
+    while bench.planner.next_deadline_ns() == bench.now_ns:
+        bench.tick()
+    assert [bench.copy(key, Tier.DRAM).readers for key in KEYS] == [1, 0, 0, 0]
+
+
+def test_a_reset_and_its_acknowledgement_take_effect_in_slices(benches):
+    """No version revokes more blocks than one event looks at; one acknowledgement of the last is for all of them."""
+    bench = decoding(benches, rows=RowLimits(let_go_per_event_max=1))
+    bench.post(NamespaceReset(1, 500, SPEC.digest, bench.now_ns))
+    while bench.planner.next_deadline_ns() == bench.now_ns:
+        bench.tick()
+    changes = told(bench, ChangePages)[1:]
+    assert [{page.block for page in change.revoked} for change in changes] == [{3}, {2}, {1}, {0}]
+    acknowledge(bench, version(bench))
+    assert bench.planner.state.frames.used_pages
+    while bench.planner.next_deadline_ns() == bench.now_ns:
+        bench.tick()
+    assert bench.planner.state.frames.used_pages == 0
+    assert RequestDone(1, 500) in bench.told
+
+
 @pytest.mark.parametrize(
     ("keys", "first", "code", "cure"),
     [

@@ -87,6 +87,10 @@ def test_an_absent_step_is_replayed_once_when_its_pages_are_in(decoder):
     assert decoder.step([1], fill) == [Outcome.DONE]
     assert decoder.lengths[1] == 61
     assert decoder.path.take_replayed() == [1]  # what was pinned for it may go
+    heat = [int(group.heat.sum()) for group in decoder.path.tables.groups.values()]
+    assert heat == [6, 6]  # once for the step: group 0 found its rows at the second run already
+    assert decoder.step([1], fill) == [Outcome.DONE]
+    assert [int(group.heat.sum()) for group in decoder.path.tables.groups.values()] == [12, 12]
 
 
 def test_a_page_that_leaves_before_the_replay_is_asked_for_again(decoder):

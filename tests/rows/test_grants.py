@@ -41,16 +41,35 @@ def tell(request: Request[Frames, None]) -> list[ChangePages]:
     return list(request.tell(0))
 
 
+def acknowledge(request: Request[Frames, None], rank: Rank, version: int) -> list[Frames]:
+    request.acknowledge(rank, version)
+    return settle(request)
+
+
+def leave(request: Request[Frames, None], rank: Rank) -> list[Frames]:
+    request.leave(rank)
+    return settle(request)
+
+
+def settle(request: Request[Frames, None]) -> list[Frames]:
+    """All that may take effect; the planner does so little by little."""
+    freed = []
+    while request.behind:
+        copy = request.settle()
+        freed += [] if copy is None else [copy]
+    return freed
+
+
 def test_a_revocation_takes_effect_when_it_is_acknowledged():
     """Until then the copy is held; then it is handed back once, and an acknowledgement that comes again is nothing."""
     request, rank = make()
     request.revoke(0, 0b11)
     [change] = tell(request)
     assert (change.version, change.revoked) == (2, [PageRevoke(0, 0), PageRevoke(0, 1)])
-    assert request.acknowledge(rank, 1) == []
+    assert acknowledge(request, rank, 1) == []
     assert request.held(0) == 0b11
-    assert request.acknowledge(rank, 2) == [COPIES[0]]
-    assert request.acknowledge(rank, 2) == []
+    assert acknowledge(request, rank, 2) == [COPIES[0]]
+    assert acknowledge(request, rank, 2) == []
     assert request.held(0) == 0
     assert request.held(1) == 0b11
 
@@ -64,9 +83,9 @@ def test_an_old_version_does_not_free_what_a_newer_one_revoked():
     tell(request)
     request.revoke(0, 0b11)
     tell(request)
-    assert request.acknowledge(rank, 2) == []
+    assert acknowledge(request, rank, 2) == []
     assert request.held(0) == 0b11
-    assert request.acknowledge(rank, 4) == [COPIES[0]]
+    assert acknowledge(request, rank, 4) == [COPIES[0]]
 
 
 def test_a_revocation_that_was_not_told_is_not_acknowledged_by_an_older_one():
@@ -76,10 +95,10 @@ def test_a_revocation_that_was_not_told_is_not_acknowledged_by_an_older_one():
     tell(request)
     request.grant(0, COPIES[0], 0b11)
     request.revoke(0, 0b11)
-    assert request.acknowledge(rank, 2) == []
+    assert acknowledge(request, rank, 2) == []
     assert request.held(0) == 0b11
     [change] = tell(request)
-    assert request.acknowledge(rank, change.version) == [COPIES[0]]
+    assert acknowledge(request, rank, change.version) == [COPIES[0]]
 
 
 def test_a_chunk_granted_again_stays_held():
@@ -89,7 +108,7 @@ def test_a_chunk_granted_again_stays_held():
     tell(request)
     request.grant(0, COPIES[0], 0b10)
     tell(request)
-    assert request.acknowledge(rank, 3) == []
+    assert acknowledge(request, rank, 3) == []
     assert request.held(0) == 0b10
 
 
@@ -99,7 +118,7 @@ def test_versions_may_skip():
     for position in (0, 1):
         request.revoke(position, 0b11)
         tell(request)
-    assert request.acknowledge(rank, 3) == [COPIES[0], COPIES[1]]
+    assert acknowledge(request, rank, 3) == [COPIES[0], COPIES[1]]
 
 
 def test_all_ranks_must_acknowledge():
@@ -111,9 +130,9 @@ def test_all_ranks_must_acknowledge():
     request.revoke(0, 0b11)
     request.revoke(1, 0b11)
     tell(request)
-    assert request.acknowledge(first, 3) == []
+    assert acknowledge(request, first, 3) == []
     assert request.held(0) == 0b11
-    assert request.leave(second) == [COPIES[0], COPIES[1]]
+    assert leave(request, second) == [COPIES[0], COPIES[1]]
 
 
 def test_a_rank_that_joins_late_is_told_everything_at_the_others_next_version():
@@ -156,9 +175,9 @@ def test_a_rank_whose_socket_is_closed_holds_until_it_is_gone():
     request.close(second)
     request.revoke(0, 0b11)
     assert [change.session for change in tell(request)] == [1]
-    assert request.acknowledge(first, request.version) == []
+    assert acknowledge(request, first, request.version) == []
     assert request.live
-    assert request.leave(second) == [COPIES[0]]
+    assert leave(request, second) == [COPIES[0]]
 
 
 def test_a_large_table_is_told_in_several_versions(monkeypatch: pytest.MonkeyPatch):

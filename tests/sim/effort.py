@@ -188,7 +188,7 @@ def _weight(state: State, copy: Copy | None, weight: int, paid: set[Copy]) -> in
     if copy is None or copy.state is CopyState.DROPPED or copy in paid:
         return 0
     block = copy.block
-    if copy.tier is Tier.DRAM and block.key in block.index.attached:
+    if copy.tier is Tier.DRAM and any(request.ranks for request in block.index.attached.get(block.key, ())):
         below = any(other.state is not CopyState.DROPPED for other in block.copies() if other is not copy)
         return 0 if below or block.index.closed else weight
     paid_for = is_below(block, copy.tier) or state.pushed_out.get(block) == block.uses
@@ -200,7 +200,12 @@ def _slices(state: State) -> int:
     things = len(state.relink) + len(state.touches) + sum(len(waiting) for waiting in state.demands.values())
     things += sum(len(reset.left) for reset in state.resets)
     things += sum(len(level.undropped) for level in state.levels.values())
-    keys = sum(len(line) for line in state.lines.values()) + sum(1 + len(ticket.keys) for ticket in arrived(state))
+    ending = sum(1 + len(request.keys) + request.open + len(request._told) for request in state.rows.letting_go)
+    keys = (
+        ending
+        + sum(len(line) for line in state.lines.values())
+        + sum(1 + len(ticket.keys) for ticket in arrived(state))
+    )
     return (
         keys + things // SLICE_MIN + sum(1 + len(flush.left) for flush in state.flushes.values())
     )  # one at a time, at worst

@@ -398,25 +398,29 @@ def _old_version_frees_newer(right: Any) -> Any:
     return acknowledge
 
 
-@_plant("the acknowledgement of one rank counts for all", (Request, "_settle"))
-def _one_rank_frees_for_all(right: Any) -> Any:
-    def settle(self: Any) -> Any:
-        reached = {rank: rank.acknowledged for rank in self.ranks.values()}
-        for rank in reached:
-            rank.acknowledged = max(reached.values())
-        freed = right(self)
-        for rank, version in reached.items():
-            rank.acknowledged = version
-        return freed
+@_plant("the acknowledgement of one rank counts for all", (Request, "behind"))
+def _one_rank_frees_for_all(_: Any) -> Any:
+    def behind(self: Any) -> bool:
+        told = self._told
+        return bool(told) and told[0][0] <= max(rank.acknowledged for rank in self.ranks.values())
 
-    return settle
+    return property(behind)
+
+
+@_plant("what the first slice leaves of a request that ended is forgotten", (attached, "let_go"))
+def _later_ends_forgotten(right: Any) -> Any:
+    def let_go(state: State) -> None:
+        right(state)
+        state.rows.letting_go.clear()
+
+    return let_go
 
 
 @_plant("the frames of a killed worker are freed before its process has ended", (attached, "close_ranks"))
 def _freed_before_the_process_ended(_: Any) -> Any:
     def close_ranks(state: State, session: Any) -> None:
         for request in list(state.rows.of_session.get(session.id, {}).values()):
-            attached._leave(state, request, request.ranks[session.id])
+            state.rows.leave(request, request.ranks[session.id])
 
     return close_ranks
 

@@ -64,5 +64,6 @@ def make_config(
             replay_ns_max=row_chance.choice((20, 5000)) * MILLISECOND,
             absent_replays_max=row_chance.choice((1, 3, 8)),
             pinned_share_max=row_chance.choice((0.25, 0.5, 1.0)),
+            let_go_per_event_max=row_chance.choice((1, 2, 256)),
         ),
     )

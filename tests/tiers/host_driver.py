@@ -43,6 +43,7 @@ class HostDriver:
         self.calls: list[str] = []
         self.pinned: dict[int, int] = {}
         self.opened: list[int] = []
+        self.read_only: list[bool] = []
         self._allocations: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._handles: dict[bytes, int] = {}
         self._streams: dict[int, _Stream] = {}
@@ -115,7 +116,8 @@ class HostDriver:
         self._called("write_value")
         self._streams[stream].work.put(lambda: ctypes.memmove(address, value.to_bytes(4, "little"), 4))
 
-    def pin(self, address: int, length: int) -> None:
+    def pin(self, address: int, length: int, *, read_only: bool = False) -> None:
+        self.read_only.append(read_only)
         self._called("pin")
         self.pinned[address] = length
 

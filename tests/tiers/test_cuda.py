@@ -24,6 +24,7 @@ from flexkv_tiers.memory.cuda import (
     PIN_BYTES_MAX,
     Allocation,
     CudaMemory,
+    MappedArena,
     PinnedArena,
     check_row_path,
     pin_pieces,
@@ -326,6 +327,25 @@ def test_the_row_path_needs_a_device_that_pins_what_it_may_not_write() -> None:
     assert caught.value.code is ErrorCode.UNSUPPORTED
     check_row_path(DEVICE, shared=True)
     check_row_path(Device(UUID, 0, 1, read_only_supported=True), shared=False)
+
+
+def test_a_worker_pins_its_mapping_of_the_arena_or_nothing_of_it() -> None:
+    """Refused before anything is pinned where the device cannot; read-only unless shared; a failure leaves nothing."""
+    driver, segments = HostDriver(), [memoryview(bytearray(4096)) for _ in range(3)]
+    with pytest.raises(FlexKVError, match=r"shared.*page path"):
+        MappedArena(driver, DEVICE, segments, shared=False)
+    assert not driver.calls
+    mapped = MappedArena(driver, Device(UUID, 0, 1, read_only_supported=True), segments, shared=False)
+    assert (list(driver.pinned), driver.read_only) == (mapped.addresses, [True] * 3)
+    mapped.close()
+    assert not driver.pinned
+    mapped = MappedArena(driver, DEVICE, segments, shared=True)
+    assert driver.read_only[3:] == [False] * 3
+    mapped.close()
+    driver.refuse["pin"] = 2
+    with pytest.raises(FlexKVError, match="page path"):
+        MappedArena(driver, DEVICE, segments, shared=True)
+    assert not driver.pinned
 
 
 # ------------------------------------------------------------ the real driver

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry
 from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
 from flexkvd.rowreplay.needs import NEVER, RequestNeeds
 
@@ -65,9 +65,6 @@ class Future:
         return
 
     def resumed(self, request: RequestId, now_ns: int) -> None:
-        return
-
-    def missed(self, request: RequestId, entries: Iterable[MissEntry], now_ns: int) -> None:
         return
 
     def detached(self, request: RequestId) -> None:

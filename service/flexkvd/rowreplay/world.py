@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry, MissEntry
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry
 from flexkv_py.rows.policy import Place, RequestId, RowPolicy
 from flexkvd.rowreplay.link import Link, LinkSpeed, Urgency
 from flexkvd.rowreplay.needs import TOKENS_PER_BLOCK, RequestNeeds
@@ -89,7 +89,6 @@ class Running:
         self.coming: NDArray[np.bool_] = np.zeros((groups, needs.blocks), np.bool_)
         self.guessed: NDArray[np.bool_] = np.zeros((groups, needs.blocks), np.bool_)  # read ahead and not needed since
         self.heat = np.zeros((groups, needs.blocks), np.int64)
-        self.rows = np.zeros((groups, 2), np.int64)  # hits, misses since the last report
         self.done = 0
         self.due = 0
         self.begins_turn = False
@@ -218,7 +217,6 @@ class World:
             self.costs.guesses_used += int(request.guessed[group][of_group.needed].sum())
             request.guessed[group][of_group.needed] = False
             request.heat[group][of_group.selected] += of_group.counts
-            request.rows[group] += of_group.hits, of_group.misses
             self.costs.row_hits += of_group.hits
             self.costs.row_misses += of_group.misses
         if (request.done + 1) % self._rules.report_steps == 0:
@@ -232,11 +230,7 @@ class World:
         entries = zip(blocks.tolist(), groups.tolist(), heat[hot].tolist(), strict=True)
         number = request.number
         self.policy.reported(request.identity, [HeatEntry(number, *entry) for entry in entries], self.now_ns)
-        rows = request.rows.tolist()
-        misses = [MissEntry(number, group, hits, missed) for group, (hits, missed) in enumerate(rows)]
-        self.policy.missed(request.identity, misses, self.now_ns)
         request.heat[:] = 0
-        request.rows[:] = 0
 
     def _fill(self, request: Running, block: int) -> None:
         """A block is full: it gets frames in DRAM, and is written to SSD once."""

@@ -98,8 +98,11 @@ class Driver(Protocol):
         """Enqueue a 32-bit write that becomes visible after everything enqueued before it."""
         ...
 
-    def pin(self, address: int, length: int) -> None:
-        """Make host memory known to all devices, so that copies from and into it are asynchronous."""
+    def pin(self, address: int, length: int, *, read_only: bool = False) -> None:
+        """Make host memory known to all devices, so that copies from and into it are asynchronous.
+
+        `read_only`: it is mapped so; needs a device with `read_only_supported`.
+        """
         ...
 
     def unpin(self, address: int) -> None: ...

@@ -21,7 +21,7 @@ LIBRARY = "libcuda.so.1"
 BATCH_WITHOUT_INDEX = 13_000
 """The driver version since which a batch call no longer tells the index of what failed."""
 BATCH_WITH_INDEX = 12_080
-_PINNED_PORTABLE = 0x01
+_PINNED_PORTABLE, _PINNED_READ_ONLY = 0x01, 0x08
 _SIZE = ctypes.c_size_t
 _POINTER = ctypes.c_void_p
 
@@ -117,8 +117,9 @@ class CudaDriver:
         # The default flag: a memory barrier before the write, so that who sees it sees the copies too.
         self._call("cuStreamWriteValue32", stream, address, value, 0)
 
-    def pin(self, address: int, length: int) -> None:
-        self._call("cuMemHostRegister", address, length, _PINNED_PORTABLE)
+    def pin(self, address: int, length: int, *, read_only: bool = False) -> None:
+        flags = _PINNED_PORTABLE | (_PINNED_READ_ONLY if read_only else 0)
+        self._call("cuMemHostRegister", address, length, flags)
 
     def unpin(self, address: int) -> None:
         self._call("cuMemHostUnregister", address)

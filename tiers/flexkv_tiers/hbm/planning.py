@@ -63,7 +63,7 @@ def _plan_request(
     pick_cell = cell_slot + (1 << CELL_BITS)
     victims = pick_cell + PICKS
     walk = victims + PICKS
-    _bind_written(planned_length, slot_position, tokens, QUERIES, SLOTS, PER_ID, PARTIAL)
+    planned = _bind_written(planned_length, slot_position, tokens, QUERIES, SLOTS, PER_ID, PARTIAL)
     first = tl.minimum(tokens, newest_first) // PER_ID
     visible = tl.minimum(_visible_ids(tokens + QUERIES, PER_ID, PARTIAL), BLOCKS * PER_BLOCK)
     fits = visible <= SLOTS
@@ -87,7 +87,7 @@ def _plan_request(
         tl.debug_barrier()  # each miss's victim is known
         _place_misses(
             topk, cells, cell_slot, pick_cell, slot_position, victims, miss_slot, heat, base, fits,
-            PICKS, PER_BLOCK, PICK_TILE,
+            planned != -2 - tokens, PICKS, PER_BLOCK, PICK_TILE,
         )
         tl.debug_barrier()  # every selected cell has its slot
         _answer(topk, slots, cell_slot, pick_cell, first, visible, base, fits, PICKS, SLOTS, NEWEST, PICK_TILE)
@@ -117,7 +117,10 @@ def _bind_written(
     planned_length, slot_position, tokens,
     QUERIES: tl.constexpr, SLOTS: tl.constexpr, PER_ID: tl.constexpr, PARTIAL: tl.constexpr,
 ):
-    """What the last step wrote to own slots, and verification kept, is resident; at most QUERIES ids."""
+    """What the last step wrote to own slots, and verification kept, is resident; at most QUERIES ids.
+
+    Returns the planned length as it was.
+    """
     planned = tl.load(planned_length)
     written = planned // PER_ID + tl.arange(0, 4)
     end = tl.minimum(tokens, planned + QUERIES) // PER_ID
@@ -125,6 +128,7 @@ def _bind_written(
     tl.store(slot_position + written, written, mask=did_fit & (written < end))
     tl.debug_barrier()  # everyone has read the planned length
     tl.store(planned_length, tokens)
+    return planned
 
 
 @triton.jit
@@ -224,10 +228,10 @@ def _replace(order, walk, victims, unused_count, misses, SLOTS: tl.constexpr, SL
 
 @triton.jit
 def _place_misses(
-    topk, cells, cell_slot, pick_cell, slot_position, victims, miss_slot, heat, base, fits,
+    topk, cells, cell_slot, pick_cell, slot_position, victims, miss_slot, heat, base, fits, counts,
     PICKS: tl.constexpr, PER_BLOCK: tl.constexpr, PICK_TILE: tl.constexpr,
 ):
-    """Give each miss its slot and count the heat. Each cell is read and written by its elected pick alone."""
+    """Give each miss its slot; count the heat where it `counts`. Each cell is its elected pick's alone."""
     misses = 0
     for start in range(0, PICKS, PICK_TILE):
         picks = start + tl.arange(0, PICK_TILE)
@@ -240,7 +244,7 @@ def _place_misses(
         tl.store(cell_slot + cell, slot, mask=miss)
         tl.store(slot_position + slot, ids, mask=miss)
         tl.store(miss_slot + place, base + slot, mask=miss)
-        tl.atomic_add(heat + ids // PER_BLOCK, 1, mask=first, sem="relaxed")
+        tl.atomic_add(heat + ids // PER_BLOCK, 1, mask=first & counts, sem="relaxed")
         misses += tl.sum(miss.to(tl.int32), axis=0)
 
 

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.hbm.shape import GroupShape
-from flexkv_tiers.hbm.tables import ABSENTS, EMPTY, HITS, MISSES, REFUSED, GroupTables, RequestTables
+from flexkv_tiers.hbm.tables import ABSENTS, EMPTY, HITS, MISSES, REFUSED, GroupTables, RequestTables, counted_at
 
 
 @dataclass(slots=True)
@@ -69,6 +69,7 @@ def commit(requests: RequestTables) -> None:
 
 def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor, row: int, request: int) -> None:
     shape = group.shape
+    replayed = int(group.planned_length[request]) == counted_at(int(requests.length[request]))
     _bind_written(requests, group, request)
     window = _window(requests, shape, request)
     if bool((ids == EMPTY).all()) and not _overflows(shape, window):  # all of it lies in HBM pages
@@ -98,7 +99,7 @@ def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor
     out[newest] = base + _newest_slot(shape, window, ids[newest])
     group.slots[row] = out.view(shape.limits.queries, shape.selected).int()
     _place_newest(requests, group, window, row, request)
-    _count(group, request, selected, count)
+    _count(group, request, selected, count, replayed=replayed)
 
 
 def _window(requests: RequestTables, shape: GroupShape, request: int) -> _Window:
@@ -173,9 +174,10 @@ def _place_newest(requests: RequestTables, group: GroupTables, window: _Window, 
     group.newest_slot[row] = torch.where(ids < window.visible, slots, EMPTY).int()
 
 
-def _count(group: GroupTables, request: int, selected: torch.Tensor, misses: int) -> None:
-    blocks = selected // group.shape.ids_per_block
-    group.heat[request].index_add_(0, blocks, torch.ones(len(blocks), dtype=torch.int32))
+def _count(group: GroupTables, request: int, selected: torch.Tensor, misses: int, *, replayed: bool) -> None:
+    if not replayed:
+        blocks = selected // group.shape.ids_per_block
+        group.heat[request].index_add_(0, blocks, torch.ones(len(blocks), dtype=torch.int32))
     group.counters[request, HITS] += len(selected) - misses
     group.counters[request, MISSES] += misses
 

@@ -63,6 +63,7 @@ class StepTables:
         # One tensor for all groups, so that a step's end and a report are one operation each.
         self._planned_length = _gather_into_one([group.planned_length for group in self.groups.values()])
         self.heat = _gather_into_one([group.heat for group in self.groups.values()])
+        self._numbers = torch.tensor(list(self.groups), dtype=torch.int32, device=device).view(-1, 1)
         for at, group in enumerate(self.groups.values()):
             group.planned_length, group.heat = self._planned_length[at], self.heat[at]
         self.copies: Copies = (
@@ -135,8 +136,11 @@ class StepTables:
 
     def end(self) -> None:
         """The batch is over, whatever became of it."""
-        # The step's own rows went to HBM pages, so the next plan may not take them for written into slots.
-        self._planned_length.fill_(EMPTY)
+        # The step's own rows went to HBM pages, so the next plan may not take them for written into slots. What is
+        # left is `counted_at`, but in the group that met an absent row: that one has counted nothing yet.
+        planned = self._planned_length
+        planned.copy_(torch.minimum(planned, EMPTY - 1 - planned))
+        planned.masked_fill_(self._numbers == self.requests.absent_group, EMPTY)
         self.requests.batch.fill_(0)
 
     def take_counts(self, row: int) -> list[tuple[int, int, int]]:
@@ -164,6 +168,7 @@ class StepTables:
             self.plan(group, topk)
             self.copies.join()
         tables.heat[row], tables.counters[row] = kept
+        tables.planned_length[row] = EMPTY  # the first step is still to be counted
         self.end()
 
     def rows_of(self, layer: int, plane: int) -> Tensor:

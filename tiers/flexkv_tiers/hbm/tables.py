@@ -98,14 +98,20 @@ class RequestTables:
         self.length[request] = 0
 
 
+def counted_at(length: int) -> int:
+    """The planned length after a step at this length: if it runs again at the same, its heat is not counted again."""
+    return EMPTY - 1 - length
+
+
 class GroupTables:
     """State and outputs of one layer group.
 
     Per request: `slot_position` int32 [requests_max, H], the id whose rows a slot holds or EMPTY; `order`
     int16 [requests_max, H], slots from least to most recently used; `page_table` int32 [requests_max,
     blocks_max], the frame with this group's chunk of each block or EMPTY (one tensor for all groups of a
-    chunk); `planned_length` int32 [requests_max], the length at the last step that was applied or EMPTY;
-    `heat` int32 [requests_max, blocks_max], distinct ids selected per block; `counters` int32
+    chunk); `planned_length` int32 [requests_max], the length at the last step that was applied, EMPTY, or the
+    mark of a step whose heat is counted (`counted_at`); `heat` int32 [requests_max, blocks_max], distinct ids selected
+    per block; `counters` int32
     [requests_max, 4]. Of the step: `slots` int32 [batch_max, Q, K], the output; `newest_slot` int32
     [batch_max, Q], where the rows of the step's own tokens belong; the miss list, `miss_count` int32
     [batch_max] and `miss_id`, `miss_slot`, `miss_frame` int32 [batch_max, Q·K]. `rows[plane][layer]` is

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
+
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
 from flexkv_py.wire.messages import RegisterMemory
@@ -173,11 +175,7 @@ class PinnedArena:
             try:
                 driver.pin(address, length)
             except CudaFailure as failure:
-                raise FlexKVError(
-                    ErrorCode.BAD_CONFIG,
-                    f"{length} bytes of the arena cannot be pinned after {self.pinned_bytes} were ({failure.detail}): "
-                    "make [dram] bytes smaller, or raise the limit on locked memory (LimitMEMLOCK=infinity)",
-                ) from failure
+                raise _unpinned(length, failure, "make [dram] bytes smaller") from failure
             self._pinned.append((address, length))
             self.pinned_bytes += length
             pinned()
@@ -191,6 +189,37 @@ class PinnedArena:
             self.pinned_bytes -= length
 
 
+class MappedArena:
+    """A worker's own mapping of the daemon's arena, pinned for its device: what the kernels of the row path read.
+
+    `addresses` are for `hbm.tables.Segments.point`: addressing is unified, the device sees what the host sees.
+    """
+
+    def __init__(self, driver: Driver, device: Device, segments: Sequence[memoryview], *, shared: bool) -> None:
+        """`segments` stay mapped until `close`; `shared`: they are mapped writable, as only a shared arena may be.
+
+        Raises FlexKVError: UNSUPPORTED from `check_row_path`, before anything is pinned; BAD_CONFIG.
+        """
+        check_row_path(device, shared=shared)
+        self._driver, self._device = driver, device
+        views = [np.frombuffer(segment, np.uint8) for segment in segments]
+        self.addresses: list[int] = []
+        driver.enter(device)
+        for view in views:
+            try:
+                driver.pin(view.ctypes.data, view.nbytes, read_only=not shared)
+            except CudaFailure as failure:
+                self.close()
+                raise _unpinned(view.nbytes, failure, "use the page path in this worker") from failure
+            self.addresses.append(view.ctypes.data)
+
+    def close(self) -> None:
+        """Un-pin, before the segments are unmapped. Idempotent."""
+        self._driver.enter(self._device)
+        while self.addresses:
+            self._driver.unpin(self.addresses.pop())
+
+
 def check_row_path(device: Device, *, shared: bool) -> None:
     """Refuse (UNSUPPORTED) the row path where the device cannot pin what its trust group may not write."""
     if not shared and not device.read_only_supported:
@@ -199,6 +228,14 @@ def check_row_path(device: Device, *, shared: bool) -> None:
             f"device {device.uuid} cannot pin a read-only mapping of the arena, which the row path reads: configure "
             "the trust group as `shared`, so that its members trust each other's bytes, or use the page path only",
         )
+
+
+def _unpinned(length: int, failure: CudaFailure, cure: str) -> FlexKVError:
+    return FlexKVError(
+        ErrorCode.BAD_CONFIG,
+        f"{length} bytes of the arena cannot be pinned ({failure.detail}): {cure}, or raise the limit on locked memory "
+        "(LimitMEMLOCK=infinity)",
+    )
 
 
 def _bad(why: str) -> FlexKVError:
