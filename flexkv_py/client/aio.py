@@ -155,9 +155,16 @@ class AsyncClient(AsyncConnectedClient):
         return AsyncTicket(self, Handle(opened.ticket, life))
 
     async def fence(self, memory: AsyncMemory, pages: Sequence[int] = ()) -> None:
-        """Return once no running copy touches `pages` (none given: any page) of `memory`."""
+        """Return once no running copy touches `pages` (none given: any page) of `memory`; like `Client.fence`."""
         packed = requests.pack_pages(pages)
-        await self._ask_on(memory.registration, lambda name: Fence(0, name, packed), Done)
+        await self.connect()
+        try:
+            await self._ask_on(memory.registration, lambda name: Fence(0, name, packed), Done)
+        except FlexKVError:
+            if self._link is not None and not self._link.lost:
+                raise
+            await self.connect()
+            await self._ask_on(memory.registration, lambda name: Fence(0, name, packed), Done)
 
     async def reset(self, epoch: int) -> None:
         """Forget everything saved under this geometry and tenant at `epoch`; the daemon goes on if the time is up."""

@@ -151,3 +151,20 @@ def test_a_stopped_daemon_lets_go_of_pages_before_its_clients_hear_of_the_end(
         worker.bytes[:] = bytes(len(worker.bytes))
         assert stopping.result(10) == 0
     assert not any(worker.bytes[:])
+
+
+def test_a_fence_outlives_its_session(daemon: DaemonThread, worker: Worker) -> None:
+    """When the daemon ends a session that fences, the fence still returns only when the copies have ended."""
+    gate, client = Gate(daemon), worker.client
+    client.load(client.keys(TOKENS), worker.pages(20, 8), worker.memory)
+    assert gate.reached.wait(5)
+    with ThreadPoolExecutor(1) as pool:
+        fenced = pool.submit(client.fence, worker.memory)
+        [session] = daemon.call(sessions_of(daemon))
+        until(lambda: session.waiting == 1)
+        daemon.call(session.connection.close)
+        with pytest.raises(NotYetError):
+            fenced.result(0.3)
+        gate.open()
+        assert fenced.result(5) is None
+    assert worker.block_bytes(27) == worker.block_bytes(7)
