@@ -20,16 +20,13 @@ import struct
 from array import array
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
-from flexkv_py.lists import CopyList
 from flexkv_py.rows.grants import Request, chunks_in
-
-if TYPE_CHECKING:
-    from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.owner import Owner
 
 
 class CopyState(Enum):
@@ -157,6 +154,55 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 """What a copy in a tier below DRAM is."""
 
 
+class CopyList:
+    """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
+
+    __slots__ = ("count", "hand", "newest", "oldest", "spare")
+
+    def __init__(self, *, spare: bool = False) -> None:
+        self.spare = spare  # what stands here may go at once
+        self.count = 0
+        self.hand: Copy | None = None  # where somebody stands who walks the list in slices: moves on when that one goes
+        self.oldest: Copy | None = None
+        self.newest: Copy | None = None
+
+    def push_newest(self, copy: Copy) -> None:
+        self._insert(copy, self.newest, None)
+
+    def push_oldest(self, copy: Copy) -> None:
+        self._insert(copy, None, self.oldest)
+
+    def _insert(self, copy: Copy, older: Copy | None, newer: Copy | None) -> None:
+        assert copy.queue is None
+        assert copy.readers == 0
+        copy.queue, copy.older, copy.newer = self, older, newer
+        if older is None:
+            self.oldest = copy
+        else:
+            older.newer = copy
+        if newer is None:
+            self.newest = copy
+        else:
+            newer.older = copy
+        self.count += 1
+
+    def remove(self, copy: Copy) -> None:
+        assert copy.queue is self
+        older, newer = copy.older, copy.newer
+        if copy is self.hand:
+            self.hand = newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self.newest = older
+        else:
+            newer.older = older
+        copy.older = copy.newer = copy.queue = None
+        self.count -= 1
+
+
 class Block:
     """One key of one index, with its copies and its place in the chain."""
 
@@ -233,7 +279,7 @@ class Index:
     are orphans, and are adopted when the parent returns.
     """
 
-    def __init__(self, namespace: NamespaceDigest, shard: int, owner: Owner) -> None:
+    def __init__(self, namespace: NamespaceDigest, shard: int, owner: Owner[Any]) -> None:
         self.namespace = namespace
         self.shard = shard
         self.owner = owner  # the tenant it belongs to

@@ -13,7 +13,7 @@ from flexkv_py.core.placement import write_may_start
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import finish_ticket
 from flexkv_py.core.transfers import Demand
-from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.shelf import Tenant
 
 DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
@@ -39,7 +39,7 @@ def serve_line(state: State, kind: TicketKind) -> bool:
     return not line
 
 
-def _serve_tenant(state: State, kind: TicketKind, owner: Owner, keys_max: int) -> int:
+def _serve_tenant(state: State, kind: TicketKind, owner: Tenant, keys_max: int) -> int:
     """Place what one tenant has waiting, until it must wait again. Returns how many keys were placed."""
     line, place, placed = state.lines[kind], saving.place if kind is TicketKind.SAVE else loading.place, 0
     last, copies = None, list[BlockCopy]()
@@ -78,7 +78,7 @@ def serve_demands(state: State) -> None:
                 break
 
 
-def _end_reached(state: State, tier: Tier, owner: Owner) -> None:
+def _end_reached(state: State, tier: Tier, owner: Tenant) -> None:
     """Demands behind one that waits for room end if their blocks are there already: held, those would be that room."""
     waiting = state.demands[tier]
     for want in waiting.first_few(owner, DEMANDS_PER_EVENT_MAX)[1:]:
