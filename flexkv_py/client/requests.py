@@ -292,7 +292,7 @@ def goes_on_unanswered() -> Iterator[None]:
 
 @contextmanager
 def giving_back(failure: object) -> Iterator[None]:
-    """Around the release that ends a `with`: it hides no `failure` of the body, and a lost daemon has its lease back."""
+    """Around the release that ends a `with`: it hides no `failure` of the body; a lost daemon has its lease back."""
     try:
         yield
     except FlexKVError as error:
