@@ -1,5 +1,6 @@
 """A connection is lost, the daemon lives on: what the worker may believe of its memory afterwards."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from concurrent.futures import TimeoutError as NotYetError
 import pytest
 
 from flexkv_py.client import Client
+from flexkv_py.client.aio import AsyncClient
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd import connection
 from flexkvd.sessions import Session
@@ -151,3 +153,53 @@ def test_a_stopped_daemon_lets_go_of_pages_before_its_clients_hear_of_the_end(
         worker.bytes[:] = bytes(len(worker.bytes))
         assert stopping.result(10) == 0
     assert not any(worker.bytes[:])
+
+
+def test_a_fence_outlives_its_session(daemon: DaemonThread, worker: Worker) -> None:
+    """When the daemon ends a session that fences, the fence still returns only when the copies have ended."""
+    gate, client = Gate(daemon), worker.client
+    client.load(client.keys(TOKENS), worker.pages(20, 8), worker.memory)
+    assert gate.reached.wait(5)
+    with ThreadPoolExecutor(1) as pool:
+        fenced = pool.submit(client.fence, worker.memory)
+        [session] = daemon.call(sessions_of(daemon))
+        until(lambda: session.waiting == 1)
+        daemon.call(session.connection.close)
+        with pytest.raises(NotYetError):
+            fenced.result(0.3)
+        gate.open()
+        assert fenced.result(5) is None
+    assert worker.block_bytes(27) == worker.block_bytes(7)
+
+
+def test_a_fence_of_the_asyncio_client_outlives_its_session(daemon: DaemonThread, worker: Worker) -> None:
+    """As above; and a lease in `async with` ends with it."""
+    asyncio.run(lose_the_session_of_a_fence(daemon, worker))
+    assert worker.block_bytes(27) == worker.block_bytes(7)
+
+
+async def lose_the_session_of_a_fence(daemon: DaemonThread, worker: Worker) -> None:
+    layout = worker.layout
+    async with AsyncClient(daemon.socket, GEOMETRY, timeout_s=10) as client:
+        memory = await client.register_memory(
+            worker.descriptor,
+            bytes=layout.bytes,
+            page_count=layout.page_count,
+            page_tokens=layout.page_tokens,
+            layout=layout.layers,
+        )
+        found = await client.match(client.keys(TOKENS), hold_s=60)
+        assert found.lease is not None
+        async with found.lease:
+            assert daemon.call(lambda: len(daemon.parts.planner.state.leases)) == 1
+        assert daemon.call(lambda: len(daemon.parts.planner.state.leases)) == 0
+        gate = Gate(daemon)
+        await client.load(client.keys(TOKENS), worker.pages(20, 8), memory)
+        assert await asyncio.to_thread(gate.reached.wait, 5)
+        fenced = asyncio.ensure_future(client.fence(memory))
+        session = daemon.call(sessions_of(daemon))[-1]
+        await asyncio.to_thread(until, lambda: session.waiting == 1)
+        daemon.call(session.connection.close)
+        assert (await asyncio.wait([fenced], timeout=0.3))[1]
+        gate.open()
+        await fenced
