@@ -183,6 +183,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         _note_fault(state, target, "demotion: ", result)
         state.wake_at(level.pause_until_ns)
+    settle(state, block)  # the copy it was written from may have been found damaged meanwhile: then this one is all
     if result.fault is Fault.CORRUPT and block.dram is not None and block.dram is source:
         revoke_copy(state, block.dram)  # a worker of a shared arena wrote there: whoever reads it reads garbage
         fail_fill(state, block.dram)

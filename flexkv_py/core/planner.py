@@ -180,7 +180,7 @@ class Planner:
                 let_go(state, lease)
             del state.sessions[event.session]
             session.owner.sessions -= 1
-            naming.forget_idle(state, session.owner)
+            naming.forget_idle(state)
         state.out.append(messages.EndSession(event.session))
 
     def _on_flush(self, event: messages.FlushAsked) -> None:

@@ -78,17 +78,22 @@ def on_quota_changed(state: State, event: QuotaChanged) -> None:
     if event.quota == NO_QUOTA:
         del state.tenants.quotas[event.tenant]
         if owner is not None:
-            forget_idle(state, owner)
+            forget_idle(state)
     state.more = True
 
 
-def forget_idle(state: State, last: Tenant) -> None:
+def forget_idle(state: State) -> None:
     """Indexes nobody uses go, and tenants without session, block or quota, or all that ever came would count."""
     wanted = {(session.spec.digest, session.shard) for session in state.sessions.values()}
-    idle = [at for at, index in state.indexes.items() if not (index.blocks or index.attached or at in wanted)]
-    for owner in dict.fromkeys([last, *(state.indexes.pop(at).owner for at in idle)]):
-        used = owner.sessions or any(shelf.used_bytes or shelf.count for shelf in owner.shelves)
-        if used or owner.quota != NO_QUOTA or any(index.owner is owner for index in state.indexes.values()):
+    for at in [at for at, index in state.indexes.items() if not (index.blocks or index.attached or at in wanted)]:
+        del state.indexes[at]
+    owning = {index.owner for index in state.indexes.values()}
+    for reset in state.resets:  # a recovery may still find blocks for these
+        owning.update(index.owner for index in reset.indexes)
+    for owner in list(state.tenants):
+        if owner in owning or owner.sessions or owner.quota != NO_QUOTA:
+            continue
+        if any(shelf.used_bytes or shelf.count for shelf in owner.shelves):
             continue
         state.tenants.forget(owner)
         for tier, level in state.levels.items():
