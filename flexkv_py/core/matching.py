@@ -20,13 +20,15 @@ from flexkv_py.core.tickets import refuse
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import ROOT, BlockKey
 
+HIT, MISS = ("matched_keys", "hit"), ("matched_keys", "miss")
+
 
 def on_match(state: State, event: MatchAsked) -> None:
     """Answer at once; with `hold_ns`, lease every block of the answer in every shard."""
     session = state.sessions[event.session]
     shards = event.shards or (session.shard,)
     indexes = [state.indexes.get((session.spec.digest, shard)) for shard in shards]
-    walk = bool(state.relink) or event.hold_ns > 0 or not all(level.up for level in state.levels.values())
+    walk = bool(state.relink) or event.hold_ns > 0 or (state.below and not all([level.up for level in state.below]))
     length = len(event.keys)
     for index in indexes:
         keys = event.keys[:length] if length < len(event.keys) else event.keys
@@ -35,9 +37,9 @@ def on_match(state: State, event: MatchAsked) -> None:
             break
     present = [index for index in indexes if index is not None]
     runs = _tier_runs(state, present, event.keys, length, exact=walk)
-    for counts in (state, session.owner):
-        counts.count("matched_keys", "hit", length)
-        counts.count("matched_keys", "miss", len(event.keys) - length)
+    for counters in (state.counters, session.owner.counters):
+        counters[HIT] = counters.get(HIT, 0) + length
+        counters[MISS] = counters.get(MISS, 0) + len(event.keys) - length
     lease = 0
     if event.hold_ns and length:
         if len(session.leases) >= state.config.leases_per_session_max:

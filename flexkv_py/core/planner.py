@@ -79,8 +79,9 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
-            for chore in state.chores:
-                chore()
+            if state.chores:
+                for chore in list(state.chores):
+                    chore()
         out, state.out = state.out, []
         return out
 
@@ -90,8 +91,9 @@ class Planner:
         if state.more or state.relink or state.touches or state.arrivals or state.moving:
             return state.now_ns
         due_ns = [state.timers[0][0]] if state.timers else []
-        due_ns += filter(None, [state.retention.next_ns()])
-        if any(state.lines.values()):
+        if state.retention.seconds:
+            due_ns += filter(None, [state.retention.next_ns()])
+        if state.below and any(state.lines.values()):
             due_ns += [level.ails_from_ns for level in state.below if level.ails_from_ns > state.now_ns]
         return min(due_ns, default=None)
 
@@ -111,9 +113,12 @@ class Planner:
             state.touch_slice()
         if state.relink:
             relink_slice(state)
-        naming.move_slice(state)
-        keeping.drop_expired(state)
-        recovery.drop_again(state)
+        if state.moving:
+            naming.move_slice(state)
+        if state.retention.seconds:
+            keeping.drop_expired(state)
+        if state.below:
+            recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
         if state.arrivals:
@@ -122,14 +127,19 @@ class Planner:
             leaving.free_going(state)
         if state.rows.wants:
             replays.serve_wants(state)
-        if serve_line(state, TicketKind.LOAD):
-            serve_line(state, TicketKind.PREFETCH)
-        serve_demands(state)
+        loads, prefetches, saves = state.lines.values()
+        if loads.queues or prefetches.queues:
+            if serve_line(state, TicketKind.LOAD):
+                serve_line(state, TicketKind.PREFETCH)
+        if state.below:
+            serve_demands(state)
         if state.flushes:
             pump_flushes(state)
             serve_demands(state)
-        serve_line(state, TicketKind.SAVE)
-        clean_ahead(state)
+        if saves.queues:
+            serve_line(state, TicketKind.SAVE)
+        if state.below or state.tended:
+            clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
         if state.rows.by_id:

@@ -127,7 +127,7 @@ def on_recovery_finished(state: State, event: messages.RecoveryFinished) -> None
 def drop_again(state: State) -> None:
     """Ask once more for drops that failed, a bounded number per event, while the tier is up."""
     for level in state.below:
-        for _ in range(DROPS_AGAIN_PER_EVENT_MAX if level.up else 0):
+        for _ in range(DROPS_AGAIN_PER_EVENT_MAX if level.undropped and level.up else 0):
             if not level.undropped or level.undropped[0][0] > state.now_ns:
                 break
             drop_record(state, level.undropped.popleft()[1])

@@ -64,6 +64,8 @@ def serve_demands(state: State) -> None:
     if state.demands_abandoned:
         _forget_abandoned(state)
     for tier, waiting in state.demands.items():
+        if not waiting.queues:
+            continue
         left = DEMANDS_PER_EVENT_MAX
         for owner in waiting.turns():
             while left > 0 and (want := waiting.first(owner)) is not None:
