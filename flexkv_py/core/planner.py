@@ -27,7 +27,7 @@ from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
 from flexkv_py.tenants import keeping, naming
 from flexkv_py.tenants.tending import clean_ahead
-from flexkv_py.tenants.turns import pump_flushes, serve_demands, serve_line
+from flexkv_py.tenants.turns import serve_waiting
 
 TIMERS_PER_EVENT_MAX = 1024
 Handlers = Mapping[type[Any], Callable[[Any], None]]
@@ -107,8 +107,28 @@ class Planner:
         return self.state.counters
 
     def _pump(self) -> None:
+        """Only what has something to do is called: most events change nothing for most of these."""
         state = self.state
         state.more = False
+        self._catch_up()
+        if state.arrivals:
+            look_at_arrivals(state)
+        if state.rows.going:
+            leaving.free_going(state)
+        if state.rows.wants:
+            replays.serve_wants(state)
+        serve_waiting(state)
+        if state.below or state.tended:
+            clean_ahead(state)
+        if state.timers and state.timers[0][0] <= state.now_ns:
+            self._expire()
+        if state.rows.by_id:
+            replays.serve_hunches(state)
+            leaving.make_room(state)
+            attached.tell(state)
+
+    def _catch_up(self) -> None:
+        state = self.state
         if state.touches:
             state.touch_slice()
         if state.relink:
@@ -121,31 +141,6 @@ class Planner:
             recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
-        if state.arrivals:
-            look_at_arrivals(state)
-        if state.rows.going:
-            leaving.free_going(state)
-        if state.rows.wants:
-            replays.serve_wants(state)
-        loads, prefetches, saves = state.lines.values()
-        if loads.queues or prefetches.queues:
-            if serve_line(state, TicketKind.LOAD):
-                serve_line(state, TicketKind.PREFETCH)
-        if state.below:
-            serve_demands(state)
-        if state.flushes:
-            pump_flushes(state)
-            serve_demands(state)
-        if saves.queues:
-            serve_line(state, TicketKind.SAVE)
-        if state.below or state.tended:
-            clean_ahead(state)
-        if state.timers and state.timers[0][0] <= state.now_ns:
-            self._expire()
-        if state.rows.by_id:
-            replays.serve_hunches(state)
-            leaving.make_room(state)
-            attached.tell(state)
 
     def _expire(self) -> None:
         state = self.state
