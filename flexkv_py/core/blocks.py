@@ -227,7 +227,7 @@ class Block:
 
     @rule.setter
     def rule(self, rule: Rule) -> None:
-        if rule != PLAIN:
+        if rule is not PLAIN and rule != PLAIN:
             self.index.rules[self] = rule
         elif self.index.rules:
             self.index.rules.pop(self, None)
