@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Index
+from flexkv_py.core.blocks import FILLING, Block, Copy, DramCopy, Index
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
@@ -225,7 +225,7 @@ class State:
 
     def wait_on(self, copy: Copy, waiter: Waiter) -> None:
         """Have the waiter told when this FILLING copy ends."""
-        assert copy.state is CopyState.FILLING
+        assert copy.state is FILLING
         self.waiters.setdefault(copy, []).append(waiter)
 
     def touch(self, copy: Copy) -> None:
