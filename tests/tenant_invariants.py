@@ -8,8 +8,7 @@ from flexkv_py.core.blocks import Copy, CopyState, DramCopy, Index
 from flexkv_py.core.messages import MoveKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.geometry import ALIGN_BYTES
-from flexkv_py.tenants.owner import Owner
-from flexkv_py.tenants.shelf import Shelf
+from flexkv_py.tenants.shelf import Shelf, Tenant
 
 
 def check(state: State, indexes: list[Index], copies: list[Copy]) -> None:
@@ -63,9 +62,9 @@ def _check_owners(state: State, indexes: list[Index]) -> None:
 
 
 def _check_usage(state: State, indexes: list[Index], copies: list[Copy]) -> None:
-    used: Counter[tuple[Owner, Tier]] = Counter()
+    used: Counter[tuple[Tenant, Tier]] = Counter()
     of_index: Counter[tuple[Index, Tier]] = Counter()
-    dropping: Counter[tuple[Owner, Tier]] = Counter()
+    dropping: Counter[tuple[Tenant, Tier]] = Counter()
     for copy in copies:
         bytes_used = _bytes_of(copy)
         used[copy.block.index.owner, copy.tier] += bytes_used

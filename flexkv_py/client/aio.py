@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from flexkv_py.client import requests
 from flexkv_py.client.aio_connected import AsyncConnectedClient
@@ -155,9 +156,16 @@ class AsyncClient(AsyncConnectedClient):
         return AsyncTicket(self, Handle(opened.ticket, life))
 
     async def fence(self, memory: AsyncMemory, pages: Sequence[int] = ()) -> None:
-        """Return once no running copy touches `pages` (none given: any page) of `memory`."""
+        """Return once no running copy touches `pages` (none given: any page) of `memory`; like `Client.fence`."""
         packed = requests.pack_pages(pages)
-        await self._ask_on(memory.registration, lambda name: Fence(0, name, packed), Done)
+        await self.connect()
+        try:
+            await self._ask_on(memory.registration, lambda name: Fence(0, name, packed), Done)
+        except FlexKVError:
+            if self._link is not None and not self._link.lost:
+                raise
+            await self.connect()
+            await self._ask_on(memory.registration, lambda name: Fence(0, name, packed), Done)
 
     async def reset(self, epoch: int) -> None:
         """Forget everything saved under this geometry and tenant at `epoch`; the daemon goes on if the time is up."""
@@ -289,7 +297,7 @@ class AsyncMemory:
 
 
 class AsyncLease:
-    """Keeps a matched prefix usable."""
+    """Keeps a matched prefix usable, in an `async with` until its end."""
 
     def __init__(self, client: AsyncClient, handle: Handle) -> None:
         self._client = client
@@ -298,6 +306,13 @@ class AsyncLease:
     async def release(self) -> None:
         """Give it back. Raises DAEMON_LOST where the daemon was lost, and the lease with it."""
         await self._client.ask_about(self._handle, Release(0, self._handle.id), Done)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, failure: object, *_: object) -> None:
+        with requests.giving_back(failure):
+            await self.release()
 
 
 @dataclass(frozen=True)

@@ -152,9 +152,20 @@ class Client(ConnectedClient):
         return Ticket(self, Handle(opened.ticket, life))
 
     def fence(self, memory: Memory, pages: Sequence[int] = ()) -> None:
-        """Return once no running copy touches `pages` (none given: any page) of `memory`."""
+        """Return once no running copy touches `pages` (none given: any page) of `memory`.
+
+        A session can be lost while the daemon and its copies go on: then it asks once more over a new connection,
+        which the daemon admits when those copies have ended.
+        """
         packed = requests.pack_pages(pages)
-        self._ask_on(memory, lambda name: Fence(0, name, packed), Done)
+        self.connect()  # a back-off's DAEMON_LOST would say nothing of the daemon
+        try:
+            self._ask_on(memory, lambda name: Fence(0, name, packed), Done)
+        except FlexKVError:
+            if self._link is not None and not self._link.lost:
+                raise
+            self.connect()
+            self._ask_on(memory, lambda name: Fence(0, name, packed), Done)
 
     def reset(self, epoch: int) -> None:
         """Forget everything saved under this geometry and tenant at `epoch`; the daemon goes on if the time is up."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from flexkv_py.client import requests
 from flexkv_py.client.calls import Handle, Registration, Reply
@@ -59,7 +59,7 @@ class Memory:
 
 
 class Lease:
-    """Keeps a matched prefix usable."""
+    """Keeps a matched prefix usable, in a `with` until its end."""
 
     def __init__(self, client: Owner, handle: Handle) -> None:
         self._client = client
@@ -68,6 +68,13 @@ class Lease:
     def release(self) -> None:
         """Give it back. Raises DAEMON_LOST where the daemon was lost, and the lease with it."""
         self._client.ask_about(self._handle, Release(0, self._handle.id), Done)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        with requests.giving_back(failure):
+            self.release()
 
 
 @dataclass(frozen=True)

@@ -20,16 +20,13 @@ import struct
 from array import array
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
-from flexkv_py.core.messages import BlockName, NamespaceSpec, Tier
+from flexkv_py.core.messages import DRAM, S3, SSD, BlockName, NamespaceSpec, Tier
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey, NamespaceDigest
-from flexkv_py.lists import CopyList
 from flexkv_py.rows.grants import Request, chunks_in
-
-if TYPE_CHECKING:
-    from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.owner import Owner
 
 
 class CopyState(Enum):
@@ -40,8 +37,8 @@ class CopyState(Enum):
     DROPPED = 3
 
 
-_DRAM, _SSD, _READY = Tier.DRAM, Tier.SSD, CopyState.READY
-"""Python 3.11 takes 0.1 µs to find a member in its class, and a match asks for thousands."""
+FILLING, READY, DROPPED = CopyState.FILLING, CopyState.READY, CopyState.DROPPED
+"""By name, for the same reason as tiers: see `words`."""
 
 
 class Rank(Enum):
@@ -70,7 +67,7 @@ class Copy:
     __slots__ = ("block", "mark", "newer", "older", "place", "queue", "readers", "state")
     tier: ClassVar[Tier]
 
-    def __init__(self, block: Block, place: bytes | int, state: CopyState = CopyState.FILLING) -> None:
+    def __init__(self, block: Block, place: bytes | int, state: CopyState = FILLING) -> None:
         self.block = block
         self.place = place  # DRAM: frames, packed u32; below: the tier's own location
         self.state = state
@@ -130,7 +127,7 @@ class DramCopy(Copy):
         assert chunks & ~self.lacks == 0
         if self.queue is not None:
             self.queue.remove(self)
-        self.state = CopyState.FILLING
+        self.state = FILLING
         assert isinstance(self.place, bytes)
         numbers = array("I", self.place)
         for chunk, frame in zip(chunks_in(chunks), array("I", frames), strict=True):
@@ -157,6 +154,55 @@ RECORD_TYPES: dict[Tier, type[Copy]] = {Tier.SSD: SsdCopy, Tier.S3: S3Copy}
 """What a copy in a tier below DRAM is."""
 
 
+class CopyList:
+    """Copies from oldest to newest; every operation is O(1). The links are the copies' own."""
+
+    __slots__ = ("count", "hand", "newest", "oldest", "spare")
+
+    def __init__(self, *, spare: bool = False) -> None:
+        self.spare = spare  # what stands here may go at once
+        self.count = 0
+        self.hand: Copy | None = None  # where somebody stands who walks the list in slices: moves on when that one goes
+        self.oldest: Copy | None = None
+        self.newest: Copy | None = None
+
+    def push_newest(self, copy: Copy) -> None:
+        self._insert(copy, self.newest, None)
+
+    def push_oldest(self, copy: Copy) -> None:
+        self._insert(copy, None, self.oldest)
+
+    def _insert(self, copy: Copy, older: Copy | None, newer: Copy | None) -> None:
+        assert copy.queue is None
+        assert copy.readers == 0
+        copy.queue, copy.older, copy.newer = self, older, newer
+        if older is None:
+            self.oldest = copy
+        else:
+            older.newer = copy
+        if newer is None:
+            self.newest = copy
+        else:
+            newer.older = copy
+        self.count += 1
+
+    def remove(self, copy: Copy) -> None:
+        assert copy.queue is self
+        older, newer = copy.older, copy.newer
+        if copy is self.hand:
+            self.hand = newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self.newest = older
+        else:
+            newer.older = older
+        copy.older = copy.newer = copy.queue = None
+        self.count -= 1
+
+
 class Block:
     """One key of one index, with its copies and its place in the chain."""
 
@@ -181,7 +227,7 @@ class Block:
 
     @rule.setter
     def rule(self, rule: Rule) -> None:
-        if rule != PLAIN:
+        if rule is not PLAIN and rule != PLAIN:
             self.index.rules[self] = rule
         elif self.index.rules:
             self.index.rules.pop(self, None)
@@ -193,18 +239,18 @@ class Block:
         return self.holds > 0 or bool(attached and self.key in attached)
 
     def copy_in(self, tier: Tier) -> Copy | None:
-        if tier is _DRAM:
+        if tier is DRAM:
             return self.dram
-        return self.ssd if tier is _SSD else self.s3
+        return self.ssd if tier is SSD else self.s3
 
     def set_copy(self, tier: Tier, copy: Copy | None) -> None:
-        if tier is _DRAM:
+        if tier is DRAM:
             assert copy is None or isinstance(copy, DramCopy)
             self.dram = copy
-        elif tier is _SSD:
+        elif tier is SSD:
             self.ssd = copy
         else:
-            assert tier is Tier.S3
+            assert tier is S3
             self.s3 = copy
 
     def copies(self) -> list[Copy]:
@@ -216,9 +262,9 @@ class Block:
         """Some tier holds the whole block, verified."""
         dram, ssd, s3 = self.dram, self.ssd, self.s3
         return (
-            (dram is not None and dram.state is _READY)
-            or (ssd is not None and ssd.state is _READY)
-            or (s3 is not None and s3.state is _READY)
+            (dram is not None and dram.state is READY)
+            or (ssd is not None and ssd.state is READY)
+            or (s3 is not None and s3.state is READY)
         )
 
     @property
@@ -233,7 +279,7 @@ class Index:
     are orphans, and are adopted when the parent returns.
     """
 
-    def __init__(self, namespace: NamespaceDigest, shard: int, owner: Owner) -> None:
+    def __init__(self, namespace: NamespaceDigest, shard: int, owner: Owner[Any]) -> None:
         self.namespace = namespace
         self.shard = shard
         self.owner = owner  # the tenant it belongs to

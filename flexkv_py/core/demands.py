@@ -6,8 +6,8 @@ is in DRAM no more is promoted first, so S3 is reached from SSD through DRAM, in
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Copy, CopyState
-from flexkv_py.core.messages import Outcome, Priority, TicketKind, Tier
+from flexkv_py.core.blocks import FILLING, READY, Copy
+from flexkv_py.core.messages import SAVE, Outcome, Priority, TicketKind, Tier
 from flexkv_py.core.moves import start_demotion, unpin
 from flexkv_py.core.placement import being_reset, source_below, write_may_start
 from flexkv_py.core.room import Room, make_room, promote
@@ -22,10 +22,10 @@ def serve(state: State, tier: Tier, want: Demand) -> bool:
     """True when the demand has ended or now waits on a copy; False when it must wait for room."""
     block, level = want.block, state.levels[tier]
     target = block.copy_in(tier)
-    if target is not None and target.state is CopyState.READY:
+    if target is not None and target.state is READY:
         finish_demand(state, want, ok=True)
         return True
-    if target is not None and target.state is CopyState.FILLING:
+    if target is not None and target.state is FILLING:
         state.wait_on(target, want)
         return True
     ails = level.failing and not write_may_start(state, level, block)
@@ -51,7 +51,7 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
     block, dram = want.block, want.block.dram
     if make_room(state, state.levels[tier], block.index) is not Room.NOW:
         return False  # before anything is promoted for it: two demands would push each other out of DRAM
-    if dram is not None and dram.lacks and dram.state is CopyState.FILLING:
+    if dram is not None and dram.lacks and dram.state is FILLING:
         return False
     if dram is None or dram.lacks:
         source = source_below(state, block)
@@ -62,10 +62,10 @@ def _stage(state: State, tier: Tier, want: Demand) -> bool:
         dram = promote(state, block, source, chunks, Priority.WRITE_BEHIND)
         if dram is None:
             return False
-    if dram.state is CopyState.FILLING:
+    if dram.state is FILLING:
         state.wait_on(dram, want)
         return True
-    saved = want.ticket is not None and want.ticket.kind is TicketKind.SAVE
+    saved = want.ticket is not None and want.ticket.kind is SAVE
     priority = Priority.SAVE if saved else Priority.WRITE_BEHIND
     state.wait_on(start_demotion(state, block, tier, priority), want)
     state.tell(block.key, "demote", tier, "demanded")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from flexkv_py.core import messages
-from flexkv_py.core.blocks import Copy, CopyState, DramCopy
+from flexkv_py.core.blocks import DROPPED, FILLING, READY, Copy, DramCopy
 from flexkv_py.core.demands import demand_heard
 from flexkv_py.core.links import settle
 from flexkv_py.core.loading import copy_chunks, load_heard, on_load_copied
-from flexkv_py.core.messages import Fault, MoveKind, Outcome, Priority, TicketKind, Tier, TransferResult
+from flexkv_py.core.messages import DRAM, LOAD, S3, SAVE, Fault, MoveKind, Outcome, Priority, TransferResult
 from flexkv_py.core.moves import detach, drop_record, fail_fill, give_frames, lose_record, start_reading, unpin
 from flexkv_py.core.placement import is_below, source_below
 from flexkv_py.core.recovery import lost_early
@@ -51,12 +51,12 @@ def on_transfers_finished(state: State, event: messages.TransfersFinished) -> No
     for result in event.results:
         transfer = state.transfers[result.transfer]
         kind = transfer.kind
-        if kind is not TicketKind.LOAD:  # of which another copy may run
+        if kind is not LOAD:  # of which another copy may run
             del state.transfers[transfer.id]
-        if kind is TicketKind.SAVE:
+        if kind is SAVE:
             on_saved(state, transfer, result)
             saved.append(transfer)
-        elif kind is TicketKind.LOAD:
+        elif kind is LOAD:
             loads.append((transfer, result))
         elif kind is MoveKind.PROMOTE:
             _promoted(state, transfer, result)
@@ -67,12 +67,12 @@ def on_transfers_finished(state: State, event: messages.TransfersFinished) -> No
     for transfer, result in reversed(loads):
         on_load_copied(state, transfer, result)
     for transfer in reversed(saved):
-        if transfer.copy.state is CopyState.READY and transfer.copy.readers == 0:
+        if transfer.copy.state is READY and transfer.copy.readers == 0:
             transfer.copy.block.index.shelves[transfer.copy.tier].add(transfer.copy)
     for transfer in saved:
         acknowledge_saved(state, transfer)
         if transfer.copy in state.waiters:
-            ok = transfer.copy.state is CopyState.READY
+            ok = transfer.copy.state is READY
             _tell_waiters(state, transfer.copy, ok=ok, why="the save that was filling it failed")
 
 
@@ -81,7 +81,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     copy, source, block = transfer.copy, transfer.other, transfer.copy.block
     assert source is not None
     assert isinstance(copy, DramCopy)
-    assert copy.state is CopyState.FILLING
+    assert copy.state is FILLING
     level = state.levels[source.tier]
     if transfer.ahead_bytes:
         level.loading_bytes -= block.index.record_bytes
@@ -91,11 +91,11 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
         assert not copy.filling, "a promotion ended before all its chunks had landed"
         unpin(state, source)
         state.count("promotions", source.tier.name.lower())
-        if copy.lacks and not is_below(block, Tier.DRAM):
+        if copy.lacks and not is_below(block, DRAM):
             fail_fill(state, copy)
             _tell_waiters(state, copy, ok=False, why="the record it was read from was lost meanwhile")
             return
-        copy.state = CopyState.READY
+        copy.state = READY
         settle(state, block)
         wanted = copy.readers > 0 or copy in state.waiters
         grant(state, copy)
@@ -106,7 +106,7 @@ def _promoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     _source_failed(state, source, result)
     until_ns = _wanted_until_ns(state, copy)
     not_begun = result.fault is Fault.LATE and 0 < transfer.deadline_ns <= state.now_ns and until_ns is not None
-    again = source_below(state, block, Tier.DRAM if not_begun else source.tier)
+    again = source_below(state, block, DRAM if not_begun else source.tier)
     if again is not None and copy.filling == transfer.todo and not block.index.closed:
         state.tell(block.key, "promote", again.tier, "somebody waits longer" if not_begun else "second source")
         start_reading(state, copy, again, Priority.LOAD, until_ns or 0)
@@ -119,11 +119,11 @@ def _fill_failed(state: State, transfer: Transfer, copy: DramCopy) -> None:
     """A copy that was there in part before is so again, while the block is whole below; another comes to nothing."""
     index = copy.block.index
     begun = not copy.present or transfer.todo == index.full_mask
-    if begun or index.closed or not is_below(copy.block, Tier.DRAM):
+    if begun or index.closed or not is_below(copy.block, DRAM):
         fail_fill(state, copy)
         return
     give_frames(state, copy, copy.filling)
-    copy.filling, copy.state = 0, CopyState.READY
+    copy.filling, copy.state = 0, READY
     copy.readers += 1
     grant(state, copy)
     unpin(state, copy, cold=True)
@@ -139,7 +139,7 @@ def _wanted_until_ns(state: State, copy: Copy) -> int | None:
 def _source_failed(state: State, source: Copy, result: TransferResult) -> None:
     """A record that is not there or not right is dropped; other faults leave it for another try."""
     _note_fault(state, source, "", result)
-    if result.fault in LOST_FAULTS and source.state is CopyState.READY:
+    if result.fault in LOST_FAULTS and source.state is READY:
         lose_record(state, source)
     unpin(state, source, cold=True)
 
@@ -161,15 +161,15 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
     if result.fault is None and target.place == lost_early(result.location):
         result = TransferResult(transfer.id, Fault.MISSING, detail="the tier let go of it again at once")
     if result.fault is None:
-        assert target.state is CopyState.FILLING
+        assert target.state is FILLING
         target.place = result.location
-        target.state, target.readers = CopyState.READY, 1
+        target.state, target.readers = READY, 1
         state.demotion_faults.pop(block, None)
         state.pushed_out.pop(block, None)
         unpin(state, target)
     else:
-        if target.tier is Tier.S3 and result.fault in IN_DOUBT_FAULTS:
-            target.state = CopyState.DROPPED
+        if target.tier is S3 and result.fault in IN_DOUBT_FAULTS:
+            target.state = DROPPED
             target.place = result.location  # not what a tier may have told of a record in the same place meanwhile
             drop_record(state, target)
         else:
@@ -183,6 +183,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
             state.demotion_faults[block] = state.demotion_faults.get(block, 0) + 1
         _note_fault(state, target, "demotion: ", result)
         state.wake_at(level.pause_until_ns)
+    settle(state, block)  # the copy it was written from may have been found damaged meanwhile: then this one is all
     if result.fault is Fault.CORRUPT and block.dram is not None and block.dram is source:
         revoke_copy(state, block.dram)  # a worker of a shared arena wrote there: whoever reads it reads garbage
         fail_fill(state, block.dram)
@@ -194,7 +195,7 @@ def _demoted(state: State, transfer: Transfer, result: TransferResult) -> None:
 def _dropped(state: State, transfer: Transfer, result: TransferResult) -> None:
     """The tier has let go of a record, or could not: then it is asked again, or the record would be back some day."""
     copy, block = transfer.copy, transfer.copy.block
-    assert copy.state is CopyState.DROPPED
+    assert copy.state is DROPPED
     level = state.levels[copy.tier]
     level.dropping(block.index, -block.index.record_bytes)
     level.drop_failed = result.fault is not None
@@ -220,7 +221,7 @@ def _tell_waiters(state: State, copy: Copy, *, ok: bool, why: str = "") -> None:
             load_heard(state, waiter, ok=ok, why=why)
         elif isinstance(waiter, Demand):
             demand_heard(state, waiter, copy, ok=ok, why=why)
-        elif waiter.ticket.kind is TicketKind.SAVE:
+        elif waiter.ticket.kind is SAVE:
             present_heard(state, waiter, copy.block, ok=ok)
         else:
             settle_key(state, waiter.ticket, waiter.position, Outcome.LOADED if ok else Outcome.FAILED)

@@ -7,7 +7,7 @@ bounded slices; while slices are left, match walks instead of bisecting (see `ma
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, CopyState
+from flexkv_py.core.blocks import FILLING, Block
 from flexkv_py.core.state import State
 from flexkv_py.keys import ROOT
 
@@ -77,7 +77,7 @@ def is_orphan(block: Block) -> bool:
         if parent is None:
             return True
         if not parent.ready:
-            return all(copy.state is not CopyState.FILLING for copy in parent.copies())
+            return all(copy.state is not FILLING for copy in parent.copies())
         block = parent
     return False  # as far as we look
 

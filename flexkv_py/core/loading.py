@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import CopyState, DramCopy
-from flexkv_py.core.messages import BlockCopy, Outcome, Priority, StartCopies, TicketKind, Tier, TransferResult
+from flexkv_py.core.blocks import FILLING, READY, DramCopy
+from flexkv_py.core.messages import DRAM, LOAD, PREFETCH, BlockCopy, Outcome, Priority, StartCopies, TransferResult
 from flexkv_py.core.moves import unpin
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.room import promote
@@ -18,9 +18,9 @@ def look(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) -
     if _give_up(state, ticket, position, ticket.waiting):
         return True
     assert ticket.index is not None
-    owner, loads, prefetches = ticket.index.owner, state.lines[TicketKind.LOAD], state.lines[TicketKind.PREFETCH]
+    owner, loads, prefetches = ticket.index.owner, state.lines[LOAD], state.lines[PREFETCH]
     behind = loads.short or owner in loads
-    if ticket.kind is TicketKind.PREFETCH:
+    if ticket.kind is PREFETCH:
         behind = behind or prefetches.short or owner in prefetches
     return not (behind and not _resident(ticket, position)) and _place(state, ticket, position, copies)
 
@@ -35,7 +35,7 @@ def _give_up(state: State, ticket: Ticket, position: int, waiting: int = 0) -> b
 
     Whoever asked then computes the rest at once, instead of finding out when the deadline has passed.
     """
-    if ticket.kind is not TicketKind.LOAD or not ticket.deadline_ns:
+    if ticket.kind is not LOAD or not ticket.deadline_ns:
         return False
     assert ticket.index is not None
     block = None if ticket.index.closed else ticket.index.blocks.get(ticket.keys[position])
@@ -69,7 +69,7 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
     block = None if index.closed else index.blocks.get(ticket.keys[position])
     dram = None if block is None else block.dram
     lacks = index.full_mask if dram is None else dram.lacks
-    if dram is not None and lacks and dram.state is CopyState.FILLING:
+    if dram is not None and lacks and dram.state is FILLING:
         return False  # once it has what it waits for, the rest can be read
     if block is not None and lacks:
         source = source_below(state, block)
@@ -77,7 +77,7 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
             ticket.detail = "the only tier that has the block is down" if block.ready else ticket.detail
             end_prefix(state, ticket, position, Outcome.FAILED if block.ready else Outcome.MISS)
             return True
-        priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.PREFETCH
+        priority = Priority.LOAD if ticket.kind is LOAD else Priority.PREFETCH
         dram = promote(state, block, source, lacks, priority, ticket.deadline_ns)
         if dram is None:
             return False
@@ -88,11 +88,11 @@ def _place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy])
     block.uses += 1
     if block.ssd is not None:
         state.touch(block.ssd)
-    if ticket.kind is TicketKind.LOAD:
+    if ticket.kind is LOAD:
         _join_load(state, ticket, position, dram, copies)
-    elif dram.state is CopyState.READY:
+    elif dram.state is READY:
         state.touch(dram)
-        settle_key(state, ticket, position, Outcome.PRESENT, Tier.DRAM)
+        settle_key(state, ticket, position, Outcome.PRESENT, DRAM)
     else:
         state.wait_on(dram, Wish(ticket, position))
     return True
@@ -103,8 +103,8 @@ def _join_load(state: State, ticket: Ticket, position: int, dram: DramCopy, copi
     state.pin(dram)
     block = dram.block
     full = block.index.full_mask
-    transfer = state.begin(Transfer(TicketKind.LOAD, dram, None, ticket, position, todo=full))
-    if dram.state is CopyState.READY:
+    transfer = state.begin(Transfer(LOAD, dram, None, ticket, position, todo=full))
+    if dram.state is READY:
         transfer.running, transfer.handed = 1, full
         copies.append(BlockCopy(transfer.id, position, block.key, dram.frames))
         return
@@ -118,7 +118,7 @@ def hand_out(state: State, ticket: Ticket, copies: list[BlockCopy], chunks: int 
     if copies:
         assert ticket.index is not None
         chunks = chunks or ticket.index.full_mask
-        priority = Priority.LOAD if ticket.kind is TicketKind.LOAD else Priority.SAVE
+        priority = Priority.LOAD if ticket.kind is LOAD else Priority.SAVE
         copies_of = StartCopies(ticket.session, ticket.id, ticket.kind, copies, chunks, priority, ticket.deadline_ns)
         state.out.append(copies_of)
 
@@ -169,7 +169,7 @@ def _end_load(state: State, transfer: Transfer) -> None:
         return
     if transfer.failed:
         settle_key(state, ticket, transfer.position, Outcome.FAILED)
-    if transfer.copy.state is CopyState.FILLING:
+    if transfer.copy.state is FILLING:
         return
     del state.transfers[transfer.id]
     unpin(state, transfer.copy)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Block, CopyState, Index
-from flexkv_py.core.messages import MatchAnswered, MatchAsked, Tier, TierRun
+from flexkv_py.core.blocks import READY, Block, Index
+from flexkv_py.core.messages import DRAM, S3, MatchAnswered, MatchAsked, Tier, TierRun
 from flexkv_py.core.placement import source_below
 from flexkv_py.core.sessions import Lease, Session
 from flexkv_py.core.state import State
@@ -20,13 +20,16 @@ from flexkv_py.core.tickets import refuse
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import ROOT, BlockKey
 
+HIT, MISS = ("matched_keys", "hit"), ("matched_keys", "miss")
+
 
 def on_match(state: State, event: MatchAsked) -> None:
     """Answer at once; with `hold_ns`, lease every block of the answer in every shard."""
     session = state.sessions[event.session]
     shards = event.shards or (session.shard,)
     indexes = [state.indexes.get((session.spec.digest, shard)) for shard in shards]
-    walk = bool(state.relink) or event.hold_ns > 0 or not all(level.up for level in state.levels.values())
+    down = [level for level in state.below if not level.up]
+    walk = bool(state.relink or down) or event.hold_ns > 0
     length = len(event.keys)
     for index in indexes:
         keys = event.keys[:length] if length < len(event.keys) else event.keys
@@ -35,9 +38,9 @@ def on_match(state: State, event: MatchAsked) -> None:
             break
     present = [index for index in indexes if index is not None]
     runs = _tier_runs(state, present, event.keys, length, exact=walk)
-    for counts in (state, session.owner):
-        counts.count("matched_keys", "hit", length)
-        counts.count("matched_keys", "miss", len(event.keys) - length)
+    for counters in (state.counters, session.owner.counters):
+        counters[HIT] = counters.get(HIT, 0) + length
+        counters[MISS] = counters.get(MISS, 0) + len(event.keys) - length
     lease = 0
     if event.hold_ns and length:
         if len(session.leases) >= state.config.leases_per_session_max:
@@ -86,8 +89,8 @@ def _walk(state: State, index: Index, keys: Sequence[BlockKey]) -> int:
 
 def slowest_tier(state: State, block: Block) -> Tier | None:
     """The tier a load would have to wait for; None when the block is READY in no tier that is up."""
-    if block.dram is not None and block.dram.state is CopyState.READY and not block.dram.lacks:
-        return Tier.DRAM
+    if block.dram is not None and block.dram.state is READY and not block.dram.lacks:
+        return DRAM
     source = source_below(state, block)
     return None if source is None else source.tier
 
@@ -104,7 +107,7 @@ def _tier_runs(
     def tier_at(position: int) -> Tier:
         key = keys[position]
         tiers = [slowest_tier(state, index.blocks[key]) for index in indexes if key in index.blocks]
-        return max((tier for tier in tiers if tier is not None), default=Tier.S3)
+        return max((tier for tier in tiers if tier is not None), default=S3)
 
     runs: list[TierRun] = []
     at = 0

@@ -34,6 +34,12 @@ from flexkv_py.rows.messages import (
 )
 from flexkv_py.tenants.owner import Quota
 from flexkv_py.words import (
+    DRAM,
+    LOAD,
+    PREFETCH,
+    S3,
+    SAVE,
+    SSD,
     BlockName,
     Fault,
     MoveKind,
@@ -432,5 +438,5 @@ __all__ = ["BlockName", "Fault", "MoveKind", "NamespaceSpec", "Outcome"]
 __all__ += ["Priority", "ReplayOutcome", "SaveHints", "StoryEvent", "TicketKind", "Tier"]
 __all__ += ["AbsentEntry", "AttachAnswered", "ChangePages", "HeatEntry", "HeatReported", "LoseSession", "MissEntry"]
 __all__ += ["PageGrant", "PageRevoke", "PagesAcknowledged", "RefuseReplay", "RequestAttached", "RequestDetached"]
-__all__ += ["WorkerGone"]
+__all__ += ["DRAM", "LOAD", "PREFETCH", "S3", "SAVE", "SSD", "WorkerGone"]
 """Re-exported words and messages of the row path; everything defined here is public as well."""

@@ -6,9 +6,9 @@ not in the state would be made twice.
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, DramCopy
+from flexkv_py.core.blocks import DROPPED, FILLING, READY, RECORD_TYPES, Block, Copy, DramCopy
 from flexkv_py.core.links import is_orphan, settle
-from flexkv_py.core.messages import MoveKind, Priority, StartMove, Tier
+from flexkv_py.core.messages import DRAM, MoveKind, Priority, StartMove, Tier
 from flexkv_py.core.placement import is_below, judge
 from flexkv_py.core.state import State
 from flexkv_py.core.transfers import Transfer
@@ -26,12 +26,12 @@ def give_frames(state: State, copy: DramCopy, chunks: int) -> None:
     """Frames of these chunks (mask) of a copy are free."""
     index = copy.block.index
     state.frames.give(index.frame_pages, copy.packed(chunks))
-    index.charge(Tier.DRAM, -chunks.bit_count() * index.frame_pages * ALIGN_BYTES)
+    index.charge(DRAM, -chunks.bit_count() * index.frame_pages * ALIGN_BYTES)
 
 
 def free_chunks(state: State, copy: DramCopy, chunks: int) -> None:
     """Chunks (mask) of a READY copy leave DRAM alone; nothing reads them, and the block is whole below."""
-    assert copy.state is CopyState.READY
+    assert copy.state is READY
     assert chunks & ~copy.present == 0
     if chunks == copy.present:
         evict(state, copy, "a running request left it cold")
@@ -49,7 +49,7 @@ def fail_fill(state: State, copy: DramCopy) -> None:
 def _give_up(state: State, copy: DramCopy) -> None:
     if copy.queue is not None:
         copy.queue.remove(copy)
-    copy.state = CopyState.DROPPED
+    copy.state = DROPPED
     forget_pin(state, copy)
     copy.block.dram = None
     if copy.readers:
@@ -67,13 +67,13 @@ def unpin(state: State, copy: Copy, *, cold: bool = False) -> None:
     copy.readers -= 1
     if copy.readers:
         return
-    if copy.state is CopyState.DROPPED:
-        if copy.tier is Tier.DRAM:
+    if copy.state is DROPPED:
+        if copy.tier is DRAM:
             del state.dropped[copy]
             free_frames(state, copy)
         else:
             drop_record(state, copy)
-    elif copy.state is CopyState.READY:
+    elif copy.state is READY:
         if copy.block.index.closed:
             evict(state, copy, "the namespace was reset")
         elif cold and is_below(copy.block, copy.tier):
@@ -91,7 +91,7 @@ def forget_pin(state: State, copy: Copy) -> None:
 
 def evict(state: State, copy: Copy, why: str) -> None:
     """Drop a READY copy that nothing reads."""
-    assert copy.state is CopyState.READY
+    assert copy.state is READY
     assert copy.readers == 0
     if copy.queue is not None:
         copy.queue.remove(copy)
@@ -99,7 +99,7 @@ def evict(state: State, copy: Copy, why: str) -> None:
     state.tell(block.key, "evict", copy.tier, why)
     state.count("evictions", state.levels[copy.tier].word)
     block.index.owner.evictions[copy.tier] += 1
-    if copy.tier is Tier.DRAM:
+    if copy.tier is DRAM:
         block.dram = None
         free_frames(state, copy)
         settle(state, block)
@@ -113,11 +113,11 @@ def lose_record(state: State, copy: Copy, *, told_by_tier: bool = False) -> None
     It stays attached, DROPPED, until the tier has let go of it: an S3 object has one name, and a delete still on its
     way would otherwise take a new object with it. If the tier told us so, and nothing reads it, it has.
     """
-    assert copy.tier is not Tier.DRAM
-    assert copy.state is CopyState.READY
+    assert copy.tier is not DRAM
+    assert copy.state is READY
     if copy.queue is not None:
         copy.queue.remove(copy)
-    copy.state = CopyState.DROPPED
+    copy.state = DROPPED
     forget_pin(state, copy)
     _uncover(state, copy.block)
     if copy.readers == 0 and told_by_tier:
@@ -136,7 +136,7 @@ def detach(state: State, copy: Copy) -> None:
 def _uncover(state: State, block: Block) -> None:
     """A copy that stood ready to go because of a record that was lost may not go any more; one in part must."""
     dram = block.dram
-    if dram is not None and dram.state is CopyState.READY and dram.lacks and not is_below(block, Tier.DRAM):
+    if dram is not None and dram.state is READY and dram.lacks and not is_below(block, DRAM):
         _give_up(state, dram)
     for copy in (block.dram, block.ssd):
         if copy is not None and copy.queue is not None and copy.queue.spare and not judge(state, copy).may_go:
@@ -164,16 +164,16 @@ def _order(
 
 def drop_record(state: State, copy: Copy) -> None:
     """Hand the record of a DROPPED copy to its tier for dropping."""
-    assert copy.state is CopyState.DROPPED
+    assert copy.state is DROPPED
     state.levels[copy.tier].dropping(copy.block.index, copy.block.index.record_bytes)
     _order(state, Transfer(MoveKind.DROP, copy), copy, (), Priority.WRITE_BEHIND)
 
 
 def start_reading(state: State, copy: DramCopy, source: Copy, priority: Priority, deadline_ns: int) -> None:
     """Fill what a DRAM copy waits for from a record; also the second try from another tier."""
-    assert copy.state is CopyState.FILLING
+    assert copy.state is FILLING
     assert copy.filling
-    assert source.state is CopyState.READY
+    assert source.state is READY
     record_bytes = copy.block.index.record_bytes
     state.pin(source)
     transfer = Transfer(MoveKind.PROMOTE, copy, source, started_ns=state.now_ns, deadline_ns=deadline_ns)
@@ -190,7 +190,7 @@ def start_demotion(state: State, block: Block, tier: Tier, priority: Priority) -
     """Write a whole block from its READY DRAM copy into a lower tier."""
     source, level, record_bytes = block.dram, state.levels[tier], block.index.record_bytes
     assert source is not None
-    assert source.state is CopyState.READY
+    assert source.state is READY
     assert not source.lacks
     assert block.copy_in(tier) is None
     state.pin(source)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, Rank
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.blocks import READY, Block, Copy, Rank
+from flexkv_py.core.messages import DRAM, S3, SSD, Tier
 from flexkv_py.core.state import Level, State
 
 LOW_USES_MIN = 2
@@ -39,7 +39,7 @@ def judge(state: State, copy: Copy) -> Verdict:
         return Verdict.WRITE if takers else Verdict.HELD
     if block.rule.skip_below:
         return Verdict.REFUSED
-    if not takers or (copy.tier is not Tier.DRAM and block.index.spec is None):  # staging must know how it is cut
+    if not takers or (copy.tier is not DRAM and block.index.spec is None):  # staging must know how it is cut
         return Verdict.NO_TIER
     if state.pushed_out.get(block) == block.uses:
         return Verdict.PUSHED_OUT
@@ -64,9 +64,9 @@ def _stays(copy: Copy) -> bool:
 
     Nor on what a running request has in DRAM: it may have to leave chunk by chunk, and needs its record then.
     """
-    if copy.tier is Tier.DRAM and copy.block.key in copy.block.index.attached:
+    if copy.tier is DRAM and copy.block.key in copy.block.index.attached:
         return False
-    return copy.state is CopyState.READY and not copy.stands_ready
+    return copy.state is READY and not copy.stands_ready
 
 
 def _takers(state: State, copy: Copy) -> list[Level]:
@@ -107,9 +107,9 @@ def refusals(state: State, copy: Copy) -> list[str]:
 def is_below(block: Block, tier: Tier) -> bool:
     """Whether a lower tier holds the block, whole and verified."""
     ssd, s3 = block.ssd, block.s3
-    if s3 is not None and s3.state is CopyState.READY and tier < Tier.S3:
+    if s3 is not None and s3.state is READY and tier < S3:
         return True
-    return tier is Tier.DRAM and ssd is not None and ssd.state is CopyState.READY
+    return tier is DRAM and ssd is not None and ssd.state is READY
 
 
 def being_reset(state: State, block: Block) -> bool:
@@ -117,10 +117,10 @@ def being_reset(state: State, block: Block) -> bool:
     return any(reset.namespace == block.index.namespace for reset in state.resets)
 
 
-def source_below(state: State, block: Block, tier: Tier = Tier.DRAM) -> Copy | None:
+def source_below(state: State, block: Block, tier: Tier = DRAM) -> Copy | None:
     """The fastest READY copy below `tier` whose own tier is up."""
     for copy in (block.ssd, block.s3):
-        if copy is None or copy.state is not CopyState.READY:
+        if copy is None or copy.state is not READY:
             continue
         if copy.tier > tier and state.levels[copy.tier].up:
             return copy
@@ -133,7 +133,7 @@ def write_may_start(state: State, level: Level, block: Block) -> bool:
     Not to an SSD whose recovery still runs: a block written anew before its old record is met would
     lie there twice.
     """
-    if level.recovering and level.tier is Tier.SSD:
+    if level.recovering and level.tier is SSD:
         return False
     fits = level.writes.count == 0 if level.failing else level.writes.takes(block.index.record_bytes)
     return level.up and fits and level.pause_until_ns <= state.now_ns

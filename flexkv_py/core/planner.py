@@ -27,7 +27,7 @@ from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.policy import RequestId
 from flexkv_py.tenants import keeping, naming
 from flexkv_py.tenants.tending import clean_ahead
-from flexkv_py.tenants.turns import pump_flushes, serve_demands, serve_line
+from flexkv_py.tenants.turns import serve_waiting
 
 TIMERS_PER_EVENT_MAX = 1024
 Handlers = Mapping[type[Any], Callable[[Any], None]]
@@ -79,8 +79,9 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
-            for chore in state.chores:
-                chore()
+            if state.chores:
+                for chore in list(state.chores):
+                    chore()
         out, state.out = state.out, []
         return out
 
@@ -90,8 +91,9 @@ class Planner:
         if state.more or state.relink or state.touches or state.arrivals or state.moving:
             return state.now_ns
         due_ns = [state.timers[0][0]] if state.timers else []
-        due_ns += filter(None, [state.retention.next_ns()])
-        if any(state.lines.values()):
+        if state.retention.seconds:
+            due_ns += filter(None, [state.retention.next_ns()])
+        if state.below and any(state.lines.values()):
             due_ns += [level.ails_from_ns for level in state.below if level.ails_from_ns > state.now_ns]
         return min(due_ns, default=None)
 
@@ -105,39 +107,42 @@ class Planner:
         return self.state.counters
 
     def _pump(self) -> None:
+        """Only what has something to do is called: most events change nothing for most of these."""
         state = self.state
         state.more = False
-        if state.touches:
-            state.touch_slice()
-        if state.rows.letting_go:
-            attached.let_go(state)
-        if state.relink:
-            relink_slice(state)
-        naming.move_slice(state)
-        keeping.drop_expired(state)
-        recovery.drop_again(state)
-        if state.resets:
-            recovery.pump_resets(state)
+        self._catch_up()
         if state.arrivals:
             look_at_arrivals(state)
         if state.rows.going:
             leaving.free_going(state)
         if state.rows.wants:
             replays.serve_wants(state)
-        if serve_line(state, TicketKind.LOAD):
-            serve_line(state, TicketKind.PREFETCH)
-        serve_demands(state)
-        if state.flushes:
-            pump_flushes(state)
-            serve_demands(state)
-        serve_line(state, TicketKind.SAVE)
-        clean_ahead(state)
+        serve_waiting(state)
+        if state.below or state.tended:
+            clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
         if state.rows.by_id:
             replays.serve_hunches(state)
             leaving.make_room(state)
             attached.tell(state)
+
+    def _catch_up(self) -> None:
+        state = self.state
+        if state.touches:
+            state.touch_slice()
+        if state.rows.letting_go:
+            attached.let_go(state)
+        if state.relink:
+            relink_slice(state)
+        if state.moving:
+            naming.move_slice(state)
+        if state.retention.seconds:
+            keeping.drop_expired(state)
+        if state.below:
+            recovery.drop_again(state)
+        if state.resets:
+            recovery.pump_resets(state)
 
     def _expire(self) -> None:
         state = self.state
@@ -180,7 +185,7 @@ class Planner:
                 let_go(state, lease)
             del state.sessions[event.session]
             session.owner.sessions -= 1
-            naming.forget_idle(state, session.owner)
+            naming.forget_idle(state)
         state.out.append(messages.EndSession(event.session))
 
     def _on_flush(self, event: messages.FlushAsked) -> None:

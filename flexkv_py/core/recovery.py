@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flexkv_py.core import messages
-from flexkv_py.core.blocks import RECORD_TYPES, Block, Copy, CopyState, Index
+from flexkv_py.core.blocks import DROPPED, FILLING, READY, RECORD_TYPES, Block, Copy, Index
 from flexkv_py.core.links import relink, relink_slice
 from flexkv_py.core.messages import BlockName, MoveKind, NamespaceSpec, RequestDone, Tier
 from flexkv_py.core.moves import drop_record, evict, forget_pin, lose_record
@@ -58,7 +58,7 @@ def on_blocks_found(state: State, event: messages.BlocksFound) -> None:
         _set_record_bytes(state, index, event.record_bytes)
     # A record may be smaller than its block: compressed.
     foreign = index.spec is not None and event.record_bytes > index.record_bytes
-    made, state_found = RECORD_TYPES[event.tier], CopyState.READY  # looked up once: a million come at start
+    made, state_found = RECORD_TYPES[event.tier], READY  # looked up once: a million come at start
     shelf, adopted = index.shelves[event.tier], 0
     for key, parent, location in event.blocks:
         block = index.blocks.get(key)
@@ -105,9 +105,9 @@ def on_records_lost(state: State, event: messages.RecordsLost) -> None:
         index = state.indexes.get((record.block.namespace, record.block.shard))
         block = None if index is None else index.blocks.get(record.block.key)
         copy = None if block is None else block.copy_in(event.tier)
-        if copy is not None and copy.state is CopyState.FILLING:
+        if copy is not None and copy.state is FILLING:
             copy.place = lost_early(record.location)
-        elif copy is not None and copy.state is CopyState.READY and copy.location == record.location:
+        elif copy is not None and copy.state is READY and copy.location == record.location:
             state.tell(record.block.key, "lost", event.tier, event.reason)
             state.count("lost", tier)
             lose_record(state, copy, told_by_tier=True)
@@ -127,7 +127,7 @@ def on_recovery_finished(state: State, event: messages.RecoveryFinished) -> None
 def drop_again(state: State) -> None:
     """Ask once more for drops that failed, a bounded number per event, while the tier is up."""
     for level in state.below:
-        for _ in range(DROPS_AGAIN_PER_EVENT_MAX if level.up else 0):
+        for _ in range(DROPS_AGAIN_PER_EVENT_MAX if level.undropped and level.up else 0):
             if not level.undropped or level.undropped[0][0] > state.now_ns:
                 break
             drop_record(state, level.undropped.popleft()[1])
@@ -145,7 +145,7 @@ def _drop_second(state: State, block: Block, tier: Tier, location: int) -> None:
     if tier is Tier.S3 or (copy is not None and copy.place == location):
         state.count("found_twice", tier.name.lower())
         return
-    second = RECORD_TYPES[tier](block, location, CopyState.DROPPED)
+    second = RECORD_TYPES[tier](block, location, DROPPED)
     state.dropped[second] = None
     state.levels[tier].charge(block.index, block.index.record_bytes)
     drop_record(state, second)
@@ -183,7 +183,7 @@ def pump_resets(state: State) -> None:
                 break
             for copy in reset.left.pop().copies():
                 forget_pin(state, copy)
-                if copy.state is CopyState.READY and copy.readers == 0:
+                if copy.state is READY and copy.readers == 0:
                     evict(state, copy, "the namespace was reset")
         state.more = state.more or bool(reset.left)
         if not reset.left and not recovering and _all_gone(state, reset):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
-from flexkv_py.core.messages import Priority, Tier
+from flexkv_py.core.messages import DRAM, S3, Priority
 from flexkv_py.core.moves import evict, start_demotion, start_reading, unpin
 from flexkv_py.core.placement import Verdict, explain, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
@@ -99,7 +99,7 @@ def evict_one(state: State, room: Level | Shelf) -> Copy | None:
             if verdict is Verdict.REFUSED:
                 for rule in refusals(state, copy):
                     state.count("refused_admissions", rule)
-            if room.tier is not Tier.DRAM:
+            if room.tier is not DRAM:
                 had_their_turn(state, copy)
             evict(state, copy, explain(state, copy, verdict))
             return copy
@@ -118,7 +118,7 @@ def had_their_turn(state: State, record: Copy) -> None:
 
 def send_down(state: State, copy: Copy) -> bool:
     """Start what a copy needs before it may go; False when that must wait."""
-    return demote(state, copy.block, Priority.DEMOTION) if copy.tier is Tier.DRAM else stage_down(state, copy)
+    return demote(state, copy.block, Priority.DEMOTION) if copy.tier is DRAM else stage_down(state, copy)
 
 
 def demote(state: State, block: Block, priority: Priority) -> bool:
@@ -182,10 +182,10 @@ def stage_down(state: State, copy: Copy) -> bool:
 
     Never what S3 would refuse at once: it would come back, be the coldest again soon, and be set aside again, for ever.
     """
-    waiting, level = state.demands[Tier.S3], state.levels[Tier.S3]
+    waiting, level = state.demands[S3], state.levels[S3]
     if level.is_full(state.now_ns) or not level.writes.takes(copy.block.index.record_bytes, waiting=len(waiting)):
         return False
     state.pin(copy)
-    state.want(Demand(copy.block, Tier.S3, None, 0, staged=copy))
+    state.want(Demand(copy.block, S3, None, 0, staged=copy))
     state.more = True
     return True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.blocks import Block, CopyState, DramCopy
+from flexkv_py.core.blocks import FILLING, READY, Block, DramCopy
 from flexkv_py.core.links import settle
-from flexkv_py.core.messages import BlockCopy, Outcome, TicketKind, Tier, TransferResult
+from flexkv_py.core.messages import DRAM, SAVE, BlockCopy, Outcome, TransferResult
 from flexkv_py.core.moves import fail_fill
 from flexkv_py.core.room import take_frames
 from flexkv_py.core.sessions import Ticket
@@ -39,7 +39,7 @@ def place(state: State, ticket: Ticket, position: int, copies: list[BlockCopy]) 
     block.rule = ticket.rule
     if ticket.keep_until_ns or state.retention.seconds:
         state.retention.keep(block, ticket.keep_until_ns)
-    transfer = state.begin(Transfer(TicketKind.SAVE, copy, None, ticket, position))
+    transfer = state.begin(Transfer(SAVE, copy, None, ticket, position))
     copies.append(BlockCopy(transfer.id, position, key, copy.frames))
     return True
 
@@ -62,9 +62,9 @@ def _acknowledge(state: State, ticket: Ticket, position: int, block: Block, outc
     """READY: tell so, or once it is as deep as the save asked for."""
     if ticket.over:
         return
-    if ticket.ack is not Tier.DRAM:
+    if ticket.ack is not DRAM:
         target = block.copy_in(ticket.ack)
-        if target is None or target.state is not CopyState.READY:
+        if target is None or target.state is not READY:
             state.want(Demand(block, ticket.ack, ticket, position))
             return
     settle_key(state, ticket, position, outcome)
@@ -89,15 +89,15 @@ def on_saved(state: State, transfer: Transfer, result: TransferResult) -> None:
     ticket, copy, block = transfer.ticket, transfer.copy, transfer.copy.block
     assert ticket is not None
     assert isinstance(copy, DramCopy)
-    assert copy.state is CopyState.FILLING
+    assert copy.state is FILLING
     if result.fault is not None:
         ticket.detail = result.detail
         state.count("faults", f"worker_{result.fault.value}")
     if result.fault is None and not ticket.over and not block.index.closed:
-        copy.state = CopyState.READY
+        copy.state = READY
         copy.present, copy.filling = copy.filling, 0
         block.uses += 1
-        state.tell(block.key, "save", Tier.DRAM)
+        state.tell(block.key, "save", DRAM)
         settle(state, block)
         grant(state, copy)
     else:
@@ -108,7 +108,7 @@ def acknowledge_saved(state: State, transfer: Transfer) -> None:
     """Tell the saver, after the block has become visible (or has not)."""
     ticket = transfer.ticket
     assert ticket is not None
-    if transfer.copy.state is CopyState.READY:
+    if transfer.copy.state is READY:
         _acknowledge(state, ticket, transfer.position, transfer.copy.block, Outcome.STORED)
     else:
         settle_key(state, ticket, transfer.position, Outcome.REFUSED)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flexkv_py.core.blocks import PLAIN, Block, Index, Rule
 from flexkv_py.core.messages import NamespaceSpec, Outcome, TicketKind, Tier
 from flexkv_py.keys import ROOT, BlockKey
-from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.shelf import Tenant
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Session:
     id: int
     spec: NamespaceSpec
     shard: int
-    owner: Owner
+    owner: Tenant
     instance: str = ""
     tickets: dict[int, Ticket] = field(default_factory=dict)
     arrived: deque[Ticket] = field(default_factory=deque)

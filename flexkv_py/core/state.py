@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy, Index
+from flexkv_py.core.blocks import FILLING, Block, Copy, DramCopy, Index
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.forecast import Forecast
@@ -24,11 +24,10 @@ from flexkv_py.core.transfers import Demand, InFlight, Reset, Transfer, Waiter
 from flexkv_py.keys import BlockKey, NamespaceDigest
 from flexkv_py.rows.table import Requests
 from flexkv_py.tenants.line import Line
-from flexkv_py.tenants.owner import Owner
 from flexkv_py.tenants.ranking import Ranking
 from flexkv_py.tenants.registry import Registry
 from flexkv_py.tenants.retention import Retention
-from flexkv_py.tenants.shelf import Shelf
+from flexkv_py.tenants.shelf import Shelf, Tenant
 
 NOT_THE_TIERS = (Fault.TOO_LONG, Fault.CORRUPT)
 """Faults of a write that say nothing of the tier: what was to be written was not as it should be."""
@@ -111,7 +110,8 @@ class Level:
         record_bytes = index.record_bytes
         if not self.up:
             return f"the tier is down: {self.down_reason}"
-        if why := index.shelves[self.tier].hopeless(record_bytes):
+        shelf: Shelf = index.shelves[self.tier]
+        if why := shelf.hopeless(record_bytes):
             return why
         if self.capacity_bytes and record_bytes > self.capacity_bytes:
             return f"a record of {record_bytes} bytes is larger than the whole tier: give it more room"
@@ -195,7 +195,7 @@ class State:
             index = self.indexes[namespace, shard] = Index(namespace, shard, self.tenants.owner_of(namespace))
         return index
 
-    def _furnish(self, owner: Owner) -> None:
+    def _furnish(self, owner: Tenant) -> None:
         """A new owner's shelves, one in each tier."""
         policy, tenants, nowhere = POLICIES[self.config.policy], len(self.dram.shelves) + 1, Ranking[Shelf]()
         for tier in Tier:
@@ -225,7 +225,7 @@ class State:
 
     def wait_on(self, copy: Copy, waiter: Waiter) -> None:
         """Have the waiter told when this FILLING copy ends."""
-        assert copy.state is CopyState.FILLING
+        assert copy.state is FILLING
         self.waiters.setdefault(copy, []).append(waiter)
 
     def touch(self, copy: Copy) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_py.core.messages import Outcome, RequestRefused, TicketFinished, TicketKind, Tier
+from flexkv_py.core.messages import DRAM, SAVE, Outcome, RequestRefused, TicketFinished, TicketKind
 from flexkv_py.core.sessions import Session, Ticket
 from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode
@@ -55,7 +55,7 @@ def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
     line, index = state.lines[ticket.kind], ticket.index
     assert index is not None
     fits = state.frames.fits(index.frame_pages, index.chunk_count)
-    never = index.shelves[Tier.DRAM].hopeless(index.frames_bytes)
+    never = index.shelves[DRAM].hopeless(index.frames_bytes)
     if fits and not never and len(line) < state.config.allocation_waiters_max:
         ticket.waiting += 1
         line.append(index.owner, (ticket, position))
@@ -63,9 +63,9 @@ def wait_for_room(state: State, ticket: Ticket, position: int) -> None:
         return
     if not fits or never:
         ticket.detail = never or "one block is larger than the DRAM arena"
-    elif ticket.kind is not TicketKind.SAVE:
+    elif ticket.kind is not SAVE:
         ticket.detail = "too many loads wait for DRAM (allocation_waiters_max)"
-    if ticket.kind is TicketKind.SAVE:
+    if ticket.kind is SAVE:
         settle_key(state, ticket, position, Outcome.REFUSED if never or not fits else Outcome.THROTTLED)
     else:
         end_prefix(state, ticket, position, Outcome.FAILED)
@@ -75,7 +75,7 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
     """End a ticket; keys without an outcome get `rest`. Copies in flight run to their end."""
     assert not ticket.over
     ticket.over = True
-    if ticket.ack is not Tier.DRAM and ticket.open:
+    if ticket.ack is not DRAM and ticket.open:
         state.demands_abandoned = True
     outcomes = [rest if outcome is None else outcome for outcome in ticket.outcomes]
     del state.tickets[ticket.id]
@@ -84,7 +84,7 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
     if session is not None:
         del session.tickets[ticket.id]
     count_outcomes(state, ticket, outcomes)
-    if ticket.kind is TicketKind.SAVE and ticket.index is not None:
+    if ticket.kind is SAVE and ticket.index is not None:
         found = (ticket.index.blocks.get(key) for key in ticket.keys)
         state.touch_tail_first([block for block in found if block is not None])
     if not tell:
@@ -99,10 +99,10 @@ def finish_ticket(state: State, ticket: Ticket, rest: Outcome, detail: str = "",
 
 def expire_ticket(state: State, ticket: Ticket) -> None:
     """The deadline passed. What a save could not store in time, without room or in mid-copy, may come again."""
-    rest = Outcome.THROTTLED if ticket.kind is TicketKind.SAVE else Outcome.LATE
+    rest = Outcome.THROTTLED if ticket.kind is SAVE else Outcome.LATE
     level, name = state.levels[ticket.ack], ticket.ack.name.lower()
     why = f"; {name}: {level.last_fault}" if level.faults_in_row else ""
-    if not why and ticket.kind is TicketKind.SAVE and ticket.ack is not Tier.DRAM and not ticket.waiting:
+    if not why and ticket.kind is SAVE and ticket.ack is not DRAM and not ticket.waiting:
         why = f" while blocks were on their way to {name}: it is slow, or does not answer"
     if ticket.waiting and ticket.index is not None and ticket.index.owner.at_quota:
         why = f"; {ticket.index.owner.called} is at its quota of DRAM, and nothing of its there may go"

@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from flexkv_py.core.blocks import Block, Copy
+from flexkv_py.core.blocks import Block, Copy, CopyList
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import State
 from flexkv_py.keys import KEY_BYTES
-from flexkv_py.lists import CopyList
 from flexkv_py.operating.messages import Choice, OperationKind
 from flexkv_py.operating.pins import blocks_of
 

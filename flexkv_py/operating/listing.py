@@ -112,4 +112,6 @@ class Page:
         after, lowest, highest = self._after, self._lowest, self._highest
         fit = [key for key in keys if after < key <= highest and key >= lowest]
         self.smallest = heapq.nsmallest(self._limit, {*self.smallest, *fit})
+        if len(self.smallest) == self._limit:
+            self._highest = self.smallest[-1]
         return True

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from flexkv_py.core.blocks import Copy
+from flexkv_py.core.blocks import Copy, CopyList
 from flexkv_py.core.budget import WriteBudget
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES, Policy
 from flexkv_py.core.state import State
-from flexkv_py.lists import CopyList
 from flexkv_py.operating.messages import Rules, RulesChanged
 from flexkv_py.rows.grants import chunks_in
 from flexkv_py.rows.policies import ROW_POLICIES
@@ -112,6 +111,11 @@ class Changes:
             self.moving = [shelf for level in state.levels.values() for shelf in level.shelves]
         if rules.row_policy is not None:
             self._row_change = RowChange(state, rules.row_policy)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is still on its way to what is wanted."""
+        return self.held or bool(self.moving) or self._row_change is not None
 
     def move(self) -> None:
         """Bring orders a bounded step nearer to what is wanted."""

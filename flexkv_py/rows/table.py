@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
@@ -80,11 +80,11 @@ class Requests(Generic[CopyT, IndexT]):
         self.hunches: deque[Place] = deque(maxlen=HUNCHES_WAITING_MAX)  # to be brought back; older ones are given up
         self.wants: deque[Want[CopyT, IndexT]] = deque()
         self.short_pages = 0  # what was in vain asked of DRAM while the last event was handled
-        self.short_of: Owner | None = None  # whose quota alone was short, where it was not DRAM itself
+        self.short_of: Owner[Any] | None = None  # whose quota alone was short, where it was not DRAM itself
         self._names: dict[tuple[IndexT, str | int, int], Request[CopyT, IndexT]] = {}
         self._made = 0
 
-    def short(self, owner: Owner | None, pages: int) -> None:
+    def short(self, owner: Owner[Any] | None, pages: int) -> None:
         """So much was in vain asked of DRAM, or (with an owner) of its quota there; DRAM itself counts first."""
         if not self.short_pages or owner is None:
             self.short_of = owner

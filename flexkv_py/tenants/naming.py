@@ -10,7 +10,8 @@ from flexkv_py.core.blocks import Copy, Index
 from flexkv_py.core.messages import MoveKind, NamespacesNamed, QuotaChanged
 from flexkv_py.core.state import State
 from flexkv_py.keys import NamespaceDigest
-from flexkv_py.tenants.owner import NO_QUOTA, Marker, Owner
+from flexkv_py.tenants.owner import NO_QUOTA, Marker
+from flexkv_py.tenants.shelf import Tenant
 
 MOVED_PER_EVENT_MAX = 256
 
@@ -24,7 +25,7 @@ def on_named(state: State, event: NamespacesNamed) -> None:
             name(state, namespace, tenant)
 
 
-def name(state: State, namespace: NamespaceDigest, tenant: str) -> Owner:
+def name(state: State, namespace: NamespaceDigest, tenant: str) -> Tenant:
     """A namespace is this tenant's; so is what was found of it before that was known."""
     state.tenants.learn(namespace, tenant)
     owner, unknown = state.tenants.owner_of(namespace), state.tenants.find(Marker.UNKNOWN)
@@ -35,7 +36,7 @@ def name(state: State, namespace: NamespaceDigest, tenant: str) -> Owner:
     return owner
 
 
-def _give(state: State, index: Index, owner: Owner) -> None:
+def _give(state: State, index: Index, owner: Tenant) -> None:
     """What an index uses is another owner's from now on."""
     dropping = [row.copy.tier for row in state.transfers.values() if _drops(row.kind, row.copy, index)]
     for old, new in zip(index.shelves, owner.shelves, strict=True):
@@ -77,17 +78,22 @@ def on_quota_changed(state: State, event: QuotaChanged) -> None:
     if event.quota == NO_QUOTA:
         del state.tenants.quotas[event.tenant]
         if owner is not None:
-            forget_idle(state, owner)
+            forget_idle(state)
     state.more = True
 
 
-def forget_idle(state: State, last: Owner) -> None:
+def forget_idle(state: State) -> None:
     """Indexes nobody uses go, and tenants without session, block or quota, or all that ever came would count."""
     wanted = {(session.spec.digest, session.shard) for session in state.sessions.values()}
-    idle = [at for at, index in state.indexes.items() if not (index.blocks or index.attached or at in wanted)]
-    for owner in dict.fromkeys([last, *(state.indexes.pop(at).owner for at in idle)]):
-        used = owner.sessions or any(shelf.used_bytes or shelf.count for shelf in owner.shelves)
-        if used or owner.quota != NO_QUOTA or any(index.owner is owner for index in state.indexes.values()):
+    for at in [at for at, index in state.indexes.items() if not (index.blocks or index.attached or at in wanted)]:
+        del state.indexes[at]
+    owning = {index.owner for index in state.indexes.values()}
+    for reset in state.resets:  # a recovery may still find blocks for these
+        owning.update(index.owner for index in reset.indexes)
+    for owner in list(state.tenants):
+        if owner in owning or owner.sessions or owner.quota != NO_QUOTA:
+            continue
+        if any(shelf.used_bytes or shelf.count for shelf in owner.shelves):
             continue
         state.tenants.forget(owner)
         for tier, level in state.levels.items():

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from flexkv_py.words import Tier
 
-if TYPE_CHECKING:
-    from flexkv_py.tenants.shelf import Shelf
+ShelfT = TypeVar("ShelfT")
 
 
 class Marker(Enum):
@@ -42,7 +41,7 @@ class Quota:
 NO_QUOTA = Quota()
 
 
-class Owner:
+class Owner(Generic[ShelfT]):
     """One tenant. `shelves[tier]` is its part of a tier."""
 
     __slots__ = ("at_quota", "counters", "evictions", "name", "quota", "sessions", "shelves")
@@ -50,7 +49,7 @@ class Owner:
     def __init__(self, name: str | Marker, quota: Quota = NO_QUOTA) -> None:
         self.name = name
         self.quota = quota
-        self.shelves: list[Shelf] = []  # by tier
+        self.shelves: list[ShelfT] = []  # by tier
         self.at_quota = False  # what it last asked of DRAM failed by its own quota, not for want of frames
         self.sessions = 0  # open ones
         self.evictions = [0] * len(Tier)  # by tier

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Copy, Rank
+from flexkv_py.core.blocks import Copy, CopyList, Rank
 from flexkv_py.core.policies import Policy
-from flexkv_py.lists import CopyList
 from flexkv_py.tenants.owner import Owner
 from flexkv_py.tenants.ranking import Ranking
 from flexkv_py.words import Tier
@@ -38,7 +37,7 @@ class Shelf:
     )
 
     def __init__(
-        self, owner: Owner, tier: Tier, policy: Policy, ranking: Ranking[Shelf], tended: dict[Shelf, None]
+        self, owner: Tenant, tier: Tier, policy: Policy, ranking: Ranking[Shelf], tended: dict[Shelf, None]
     ) -> None:
         self.owner = owner
         self.tier = tier
@@ -124,3 +123,7 @@ class Shelf:
     def unclean(self) -> Copy | None:
         """The next victim of those that were not made ready to go."""
         return self.policy.coldest() or self.high.oldest
+
+
+Tenant = Owner[Shelf]
+"""Who has shelves."""

@@ -8,19 +8,33 @@ from __future__ import annotations
 from flexkv_py.core import loading, saving
 from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.demands import finish_demand, serve
-from flexkv_py.core.messages import BlockCopy, Outcome, TicketKind, Tier
+from flexkv_py.core.messages import LOAD, PREFETCH, SAVE, BlockCopy, Outcome, TicketKind, Tier
 from flexkv_py.core.placement import write_may_start
 from flexkv_py.core.state import State
 from flexkv_py.core.tickets import finish_ticket
 from flexkv_py.core.transfers import Demand
-from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.shelf import Tenant
 
 DEMANDS_PER_EVENT_MAX = 32
 FLUSH_SCAN_MAX = 1024
 
 
-def serve_line(state: State, kind: TicketKind) -> bool:
-    """Room may have come free: place waiting keys in order, until one must wait again. True when none is left.
+def serve_waiting(state: State) -> None:
+    """Room may have come free: serve all who wait, the more urgent first."""
+    loads, prefetches, saves = state.lines.values()
+    if (loads.queues or prefetches.queues) and _serve_line(state, LOAD):
+        _serve_line(state, PREFETCH)
+    if state.below:
+        _serve_demands(state)
+    if state.flushes:
+        _pump_flushes(state)
+        _serve_demands(state)
+    if saves.queues:
+        _serve_line(state, SAVE)
+
+
+def _serve_line(state: State, kind: TicketKind) -> bool:
+    """Place waiting keys in order, until one must wait again. True when none is left.
 
     Tenants take turns, and whoever waits for his own quota alone holds up nobody else.
     """
@@ -39,9 +53,9 @@ def serve_line(state: State, kind: TicketKind) -> bool:
     return not line
 
 
-def _serve_tenant(state: State, kind: TicketKind, owner: Owner, keys_max: int) -> int:
+def _serve_tenant(state: State, kind: TicketKind, owner: Tenant, keys_max: int) -> int:
     """Place what one tenant has waiting, until it must wait again. Returns how many keys were placed."""
-    line, place, placed = state.lines[kind], saving.place if kind is TicketKind.SAVE else loading.place, 0
+    line, place, placed = state.lines[kind], saving.place if kind is SAVE else loading.place, 0
     last, copies = None, list[BlockCopy]()
     while placed < keys_max and (first := line.first(owner)) is not None:
         ticket, position = first
@@ -59,11 +73,13 @@ def _serve_tenant(state: State, kind: TicketKind, owner: Owner, keys_max: int) -
     return placed
 
 
-def serve_demands(state: State) -> None:
+def _serve_demands(state: State) -> None:
     """Start what may start now, in order, a bounded number per event."""
     if state.demands_abandoned:
         _forget_abandoned(state)
     for tier, waiting in state.demands.items():
+        if not waiting.queues:
+            continue
         left = DEMANDS_PER_EVENT_MAX
         for owner in waiting.turns():
             while left > 0 and (want := waiting.first(owner)) is not None:
@@ -78,7 +94,7 @@ def serve_demands(state: State) -> None:
                 break
 
 
-def _end_reached(state: State, tier: Tier, owner: Owner) -> None:
+def _end_reached(state: State, tier: Tier, owner: Tenant) -> None:
     """Demands behind one that waits for room end if their blocks are there already: held, those would be that room."""
     waiting = state.demands[tier]
     for want in waiting.first_few(owner, DEMANDS_PER_EVENT_MAX)[1:]:
@@ -96,7 +112,7 @@ def _forget_abandoned(state: State) -> None:
             finish_demand(state, want, ok=False)
 
 
-def pump_flushes(state: State) -> None:
+def _pump_flushes(state: State) -> None:
     """Keep each running flush at its number of demands; end it when nothing is left."""
     for ticket in list(state.flushes.values()):
         for _ in range(FLUSH_SCAN_MAX):

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import struct
 from array import array
@@ -91,6 +92,14 @@ class Connection:
         self._closing = False
         connected.setblocking(False)
         loop.add_reader(connected, self._readable)
+
+    def hung_up(self) -> bool:
+        """Whether the client is gone, though what it sent last may still wait to be read."""
+        if self.closed:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def take_descriptor(self) -> int | None:
         """The oldest descriptor received; the caller owns it from now on. None: the client sent none.

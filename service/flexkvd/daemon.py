@@ -238,6 +238,7 @@ class Daemon:
     async def _end(self) -> None:
         """Let clients, running transfers and background work go; the stack closes the rest."""
         parts = self._parts
+        parts.executor.close_lanes()  # whoever sees its socket closed believes that no copy touches its pages any more
         parts.server.close()
         await self.operator.close()
         parts.engine.close()

@@ -78,6 +78,7 @@ class Executor:
         self.traffic = Traffic()
         self.links: dict[tuple[Tier, MoveKind], Link] = {}
         self._engine = engine
+        self._lanes = lanes
         self._loop = loop
         self._check = check
         self._faults = faults or FaultLog(loop.time)
@@ -100,6 +101,10 @@ class Executor:
             self.links[tier, kind] = Link(
                 name, of_link, partial(carry, store, name), ended, self._loop, self._engine.now_ns
             )
+
+    def close_lanes(self) -> None:
+        """Copy no more into or out of a worker; returns when no copy runs, which takes a chunk's time."""
+        self._lanes.close()
 
     def close(self) -> None:
         """Start no move that still waits; called when nobody hears of its end any more."""

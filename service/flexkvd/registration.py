@@ -27,6 +27,7 @@ def register(
 
     Raises FlexKVError; the descriptors are closed in any case.
     """
+    _close_hung_up(session, sessions)
     with ExitStack() as stack:
         descriptors = _take_descriptors(session, message, stack)
         _check(session, message, limits)
@@ -66,6 +67,13 @@ def _take_descriptors(session: Session, message: RegisterMemory, stack: ExitStac
         stack.callback(os.close, descriptor)
         descriptors.append(descriptor)
     return descriptors
+
+
+def _close_hung_up(session: Session, sessions: Iterable[Session]) -> None:
+    """End the process's sessions that it has left, unread requests and all: none may begin a copy behind this one."""
+    for each in list(sessions):
+        if not each.closed and each.connection.peer.pid == session.connection.peer.pid and each.connection.hung_up():
+            each.connection.close()
 
 
 def _still_copying(mapping: WorkerMemory, sessions: Iterable[Session]) -> list[RegisteredMemory]:

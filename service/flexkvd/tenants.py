@@ -15,7 +15,8 @@ from flexkv_py.core.messages import NamespacesNamed, QuotaChanged
 from flexkv_py.core.state import State
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import NamespaceDigest
-from flexkv_py.tenants.owner import NO_QUOTA, Owner, Quota
+from flexkv_py.tenants.owner import NO_QUOTA, Quota
+from flexkv_py.tenants.shelf import Tenant
 from flexkvd.config import NAME_CHARS_MAX, Config
 from flexkvd.engine import Engine
 from flexkvd.planning import quota_of
@@ -80,7 +81,7 @@ class Tenants:
     def list(self) -> Sequence[TenantFacts]:
         """All that have a quota, a session or a block."""
         known = {owner.name for owner in self._state.tenants}
-        absent = [Owner(name, quota) for name, quota in self._state.tenants.quotas.items() if name not in known]
+        absent = [Tenant(name, quota) for name, quota in self._state.tenants.quotas.items() if name not in known]
         return [self._facts(owner) for owner in (*self._state.tenants, *absent)]
 
     def get(self, name: str) -> TenantFacts:
@@ -104,7 +105,7 @@ class Tenants:
             )
         await self._keep({**self._live, name: quota})
         self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
-        return self._facts(self._state.tenants.find(name) or Owner(name, quota))
+        return self._facts(self._state.tenants.find(name) or Tenant(name, quota))
 
     async def delete(self, name: str) -> TenantFacts:
         """Back to what the configuration says of it; its facts as they were. Raises FlexKVError."""
@@ -154,7 +155,7 @@ class Tenants:
         except OSError as error:
             log.warning("whose namespaces are whose cannot be written down, so a restart forgets it: %s", error)
 
-    def _facts(self, owner: Owner) -> TenantFacts:
+    def _facts(self, owner: Tenant) -> TenantFacts:
         levels = self._state.levels.items()
         shelves = {level.word: owner.shelves[tier] if owner.shelves else None for tier, level in levels}
         counted = owner.counters.get

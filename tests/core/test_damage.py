@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.messages import MoveKind, SessionOpened, Tier
+from flexkv_py.core.messages import Fault, MoveKind, SessionOpened, Tier
 from flexkv_py.core.planner import Planner
 from flexkv_py.damage import DamageFound, handlers
 from flexkv_py.keys import BlockKey
 from tests import invariants
-from tests.core.conftest import SEGMENT_BYTES, SPEC, Bench, chain
+from tests.core.conftest import NAMESPACE, SEGMENT_BYTES, SPEC, Bench, chain
 
 
 @pytest.fixture
@@ -62,6 +62,22 @@ def test_the_last_copy_gone_ends_the_prefix(bench: Bench) -> None:
     found(bench, key, Tier.DRAM)
     found(bench, key, Tier.SSD)
     assert bench.match(chain(3)).length == 1
+
+
+@pytest.mark.parametrize("fault", [None, Fault.IO])
+def test_a_block_found_damaged_while_it_is_written_below_is_what_came_of_that(
+    bench: Bench, fault: Fault | None
+) -> None:
+    """Its record makes it a hit again as soon as that is whole; without one nothing of it is left."""
+    [key] = chain(1, "new")
+    bench.save([key], ack=Tier.SSD)
+    bench.settle_copies()
+    [demotion] = bench.moves(MoveKind.DEMOTE)
+    found(bench, key, Tier.DRAM)
+    assert bench.match([key]).length == 0
+    bench.finish(demotion.transfer, fault)
+    assert bench.match([key]).length == (fault is None)
+    assert (key in bench.planner.state.index(NAMESPACE, 0).blocks) == (fault is None)
 
 
 def test_what_lies_elsewhere_by_now_is_left_alone(bench: Bench) -> None:

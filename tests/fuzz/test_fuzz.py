@@ -127,7 +127,7 @@ def fuzz(url: str, folder: Path, examples_max: int, seed: int, time_s_max: int) 
     environment = ENVIRONMENT | {"SCHEMATHESIS_HOOKS": "tests.fuzz.hooks"}
     with (folder / "fuzzer").open("w+") as said:
         done = subprocess.run(
-            command, env=environment, cwd=ROOT, stdout=said, stderr=said, timeout=time_s_max, check=False
+            command, env=environment, cwd=folder, stdout=said, stderr=said, timeout=time_s_max, check=False
         )
         said.seek(0)
         assert done.returncode == 0, said.read()[-8000:]

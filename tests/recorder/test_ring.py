@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from flexkv_py.core.config import PlannerConfig
-from flexkv_py.core.messages import ChunkLanded, MatchAsked, TimePassed
+from flexkv_py.core.messages import MatchAsked, Tier, TierChanged, TimePassed
 from flexkv_py.core.planner import Planner
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import KeyRun
@@ -75,6 +75,19 @@ def test_a_recorder_that_is_off_refuses_to_dump() -> None:
     off.close()
 
 
+def test_an_event_that_cannot_be_written_down_ends_no_daemon(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text that is no Unicode: the log has the bug, the recorder is off, and whoever asks for a dump is told so."""
+    fill(recorder, 10)
+    recorder.note(TierChanged(Tier.SSD, False, "a path with \udcff", 1))
+    fill(recorder, 10)
+    assert "off until the next start: a bug at TierChanged" in caplog.text
+    assert (recorder.facts()["bytes"], recorder.facts()["capacity_bytes"]) == (0, 0)
+    with pytest.raises(FlexKVError, match="off"):
+        recorder.dump()
+
+
 def test_full_pieces_are_compressed_elsewhere(recorder: Recorder) -> None:
     """No event waits for zstd: a thread does it, and ends with the recorder, which still can be dumped."""
     fill(recorder, 2_000)
@@ -98,7 +111,6 @@ def test_an_event_costs_less_than_the_planner_needs_for_it() -> None:
         gc.enable()
         recorder.close()
     assert min(noted) < min(handled) / 2
-    assert ChunkLanded in planner.event_types
 
 
 def _cpu_s(function: object, events: list[TimePassed]) -> float:

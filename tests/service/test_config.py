@@ -115,7 +115,7 @@ def test_every_limit_of_the_planner_can_be_set() -> None:
     """No field of the planner's configuration is left at a default of its own."""
     untouched = PlannerConfig()
     limits = {"hold_s_max": 7.0, "retry_after_s": 0.5} | {
-        name: "1MiB" if "_bytes_" in name else 3
+        name: "1MiB" if "_bytes_" in name else 0.25 if "_share_" in name else 3
         for name in vars(Config().limits)
         if name.endswith("_max") and hasattr(untouched, name)
     }

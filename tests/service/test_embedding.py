@@ -1,5 +1,6 @@
 """docs/embedding.md: its examples run as they stand, its tables name what there is."""
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -96,6 +97,44 @@ def test_the_example_works_over_a_restart(start: Callable[..., DaemonThread], ex
     assert loading.kv[:] == computing.kv[:]
     for worker in (computing, loading):
         worker.client.close()
+
+
+class LayerError(Exception):
+    """What an engine may raise between two layers."""
+
+
+def test_an_exception_between_layers_costs_the_example_no_lease_and_no_page(
+    daemon: DaemonThread, example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves the example as it was raised, with the lease given back and the pages fenced."""
+    tokens, pages = list(range(4 * example.BLOCK_TOKENS)), list(range(16))
+    worker = example.Worker(str(daemon.socket))
+    worker.prefill(tokens, pages)
+    fenced: list[list[int]] = []
+    monkeypatch.setattr(worker, "fence", fenced.append)
+    monkeypatch.setattr(Ticket, "wait", interrupt)
+    with pytest.raises(LayerError):
+        worker.load(worker.client.keys(tokens), pages)
+    assert fenced == [pages]
+    assert daemon.call(lambda: len(daemon.parts.planner.state.leases)) == 0
+    worker.client.close()
+
+
+def test_the_end_of_a_lease_hides_no_failure(daemon: DaemonThread, example: ModuleType) -> None:
+    """With the connection gone, what was raised inside of the `with` comes out, and nothing if there was nothing."""
+    tokens = list(range(4 * example.BLOCK_TOKENS))
+    worker = example.Worker(str(daemon.socket))
+    worker.prefill(tokens, list(range(16)))
+    for failures in ([], [LayerError()]):
+        with contextlib.suppress(LayerError), worker.client.match(worker.client.keys(tokens), hold_s=30).lease:
+            worker.client._link.close("as if the daemon had ended it")
+            for failure in failures:
+                raise failure
+    worker.client.close()
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise LayerError
 
 
 def cells(heading: str) -> list[str]:

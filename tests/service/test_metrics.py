@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flexkv_py.client import Client
-from flexkv_py.tenants.owner import Owner
+from flexkv_py.tenants.shelf import Tenant
 from flexkvd.durations import DURATION_BOUNDS_S, Durations, quantiles
 from flexkvd.families import FAMILIES
 
@@ -120,7 +120,7 @@ def test_a_scrape_stays_cheap_and_small_with_a_thousand_tenants(start: Callable[
         client.save(keys, worker.pages(0, 4), worker.memory).wait(timeout_s=5)
         client.load(keys, worker.pages(0, 4), worker.memory).wait(timeout_s=5)
 
-    owners: list[Owner] = []
+    owners: list[Tenant] = []
 
     def flood() -> None:
         tenants = daemon.parts.usage.tenants

@@ -10,14 +10,13 @@ from array import array
 from typing import Any
 
 from flexkv_py.core import demands, endings, links, loading, moves, placement, planner, recovery, room, saving
-from flexkv_py.core.blocks import Block, Copy, CopyState, DramCopy
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState, DramCopy
 from flexkv_py.core.forecast import Forecast
 from flexkv_py.core.frames import FramePool
 from flexkv_py.core.messages import Outcome, TicketKind, Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.tickets import settle_key
 from flexkv_py.core.transfers import Demand, InFlight
-from flexkv_py.lists import CopyList
 from flexkv_py.rows import attached, leaving, replays
 from flexkv_py.rows.grants import Request
 from flexkv_py.tenants import tending

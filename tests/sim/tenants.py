@@ -21,7 +21,8 @@ from flexkv_py.core.messages import (
 )
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import NamespaceDigest
-from flexkv_py.tenants.owner import NO_QUOTA, Marker, Owner, Quota
+from flexkv_py.tenants.owner import NO_QUOTA, Marker, Quota
+from flexkv_py.tenants.shelf import Tenant
 from tests.sim.faults import MILLISECOND, SECOND
 from tests.sim.violation import Violation
 
@@ -105,7 +106,7 @@ class Tenants:
             for tier in world.config.tiers:
                 self._check(owner, tier, grows=type(event) in (BlocksFound, SessionOpened, NamespacesNamed))
 
-    def _check(self, owner: Owner, tier: Tier, *, grows: bool) -> None:
+    def _check(self, owner: Tenant, tier: Tier, *, grows: bool) -> None:
         """`grows`: of what was found, and of whose it is, the planner can only take note."""
         shelf, at = owner.shelves[tier], (owner.name, tier)
         before = self._used.get(at, 0)

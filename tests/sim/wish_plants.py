@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flexkv_py import explain
+from flexkv_py import damage, explain
 from flexkv_py.core import moves
 from flexkv_py.core.blocks import Block
 from flexkv_py.operating.acts import Evict
@@ -71,3 +71,20 @@ def _pin_outlives_a_loss(_: Any) -> Any:
         return
 
     return forget_pin
+
+
+@_plant("damage is laid to whatever copy lies there by now", (damage, "on_damage"))
+def _damage_of_another_copy(right: Any) -> Any:
+    def on_damage(state: Any, event: Any) -> None:
+        index = state.indexes.get((event.block.namespace, event.block.shard))
+        block = None if index is None else index.blocks.get(event.block.key)
+        copy = None if block is None else block.copy_in(event.tier)
+        event.place = event.place if copy is None else copy.place
+        right(state, event)
+
+    return on_damage
+
+
+@_plant("a running request goes on reading a copy that is damaged", (damage, "revoke_copy"))
+def _damage_read_on(_: Any) -> Any:
+    return lambda _state, _copy: None

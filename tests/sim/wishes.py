@@ -1,7 +1,7 @@
 """What an operator wishes of a planner at work, in the worst moments, and whether it is granted as promised.
 
-Draws pins, evictions, demotions, prefetches, other rules, drains; asks for explanations and matches at once what they
-are about. Knows what is pinned, and which question or operation is still to be answered.
+Draws pins, evictions, demotions, prefetches, other rules, drains; reads copies again and finds them damaged; asks for
+explanations and matches at once what they are about. Knows what is pinned, and which question or operation is still to be answered.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flexkv_py.core.blocks import CopyState
+from flexkv_py.core.blocks import Copy, CopyState
 from flexkv_py.core.messages import BlockName, DrainStarted, Instruction, MatchAnswered, MatchAsked, Tier
 from flexkv_py.core.policies import POLICIES
+from flexkv_py.damage import DamageFound
 from flexkv_py.errors import ErrorCode
 from flexkv_py.explain import explain_in
 from flexkv_py.keys import ROOT, BlockKey
@@ -69,6 +70,7 @@ class Wishes:
             (1, self._change_rules),
             (0.3, self._drain),
             (8, self._ask_why),
+            (2 if world.faults.damage_rate else 0, self._find_damage),
         ]
         if gap_ns:
             world.after(gap_ns, self._next)
@@ -142,11 +144,14 @@ class Wishes:
             if pinned.until_ns <= world.now_ns or lost:
                 del self._pins[name, tier]
                 continue
-            index = world.planner.state.indexes.get((name.namespace, name.shard))
-            block = None if index is None else index.blocks.get(name.key)
-            copy = None if block is None else block.copy_in(tier)
+            copy = self._copy(name, tier)
             if (copy is None or copy.state is CopyState.DROPPED) and not self._retention_ended(name):
                 raise Violation(f"a pinned copy left {tier.name} before its time", name)
+
+    def _copy(self, name: BlockName, tier: Tier) -> Copy | None:
+        index = self._world.planner.state.indexes.get((name.namespace, name.shard))
+        block = None if index is None else index.blocks.get(name.key)
+        return None if block is None else block.copy_in(tier)
 
     def _retention_ended(self, name: BlockName) -> bool:
         """Whether the block went because whoever saved it said so: that counts more than a pin."""
@@ -217,6 +222,32 @@ class Wishes:
 
     def _resume(self) -> None:
         self._world.post(DrainEnded(self._world.now_ns))
+
+    # ------------------------------------------------------------------- damage
+
+    def _find_damage(self) -> None:
+        """A copy is read again and found damaged; by the time the planner hears of it, it may have gone or moved."""
+        ready = self._ready(self._keys())
+        if ready:
+            name, tier = self._chance.choice(ready)
+            copy = self._copy(name, tier)
+            assert copy is not None
+            self._world.after(self._chance.choice((0, 0, 5, 50)) * MILLISECOND, self._tell, name, tier, copy.place)
+
+    def _tell(self, name: BlockName, tier: Tier, place: bytes | int) -> None:
+        """The copy at that place is none any more; another one is left alone."""
+        world, counter, copy = self._world, ("faults", f"{tier.name.lower()}_corrupt"), self._copy(name, tier)
+        there = copy is not None and copy.state is CopyState.READY and copy.place == place
+        if there:
+            world.oracle.hurt(name)
+        counted = world.planner.counters.get(counter, 0)
+        world.post(DamageFound(tier, name, place, "planned", world.now_ns))
+        if world.planner.counters.get(counter, 0) - counted != there:
+            raise Violation(f"damage at a place in {tier.name} is taken for another copy's, or for none", name)
+        if there and copy is not None and copy.state is CopyState.READY:
+            raise Violation(f"a copy in {tier.name} is damaged, and is one still", name)
+        if there:
+            world.check()  # before those who read it have gone
 
     # ------------------------------------------------------------- explanations
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from xxhash import xxh3_64
 
+from flexkv_py import damage
 from flexkv_py.core.config import PlannerConfig
 from flexkv_py.core.messages import (
     AttachAnswered,
@@ -349,7 +350,7 @@ class World:
 
     def _extend(self, state: State) -> Mapping[type[Any], Callable[[Any], None]]:
         self.operating = Operating(state)
-        return self.operating.handlers()
+        return {**self.operating.handlers(), **damage.handlers(state)}
 
     def crash(self) -> None:
         """SIGKILL: DRAM, sessions and all that ran are gone; a record being written may be torn, an object there."""

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from flexkv_py.core.blocks import Block
 from flexkv_py.keys import ROOT, NamespaceDigest, namespace_digest
 from flexkv_py.tenants.line import Line
-from flexkv_py.tenants.owner import Marker, Owner, Quota
+from flexkv_py.tenants.owner import Marker, Quota
 from flexkv_py.tenants.ranking import ENTRIES_PER_SHELF_MAX, Ranking
 from flexkv_py.tenants.registry import Registry
 from flexkv_py.tenants.retention import SECOND_NS, Retention
+from flexkv_py.tenants.shelf import Tenant
 from tests.core.conftest import chain, make_index
 
 
@@ -61,7 +62,7 @@ def test_the_fullest_is_found_whatever_changed(changes):
 def test_tenants_take_turns_and_keep_their_own_order():
     """Whoever was served goes behind the others; what is put first of one tenant stays behind other tenants."""
     line: Line[int] = Line()
-    ann, bob = Owner("ann"), Owner("bob")
+    ann, bob = Tenant("ann"), Tenant("bob")
     for item in (1, 2, 3):
         line.append(ann, item)
     line.append(bob, 4)
@@ -108,7 +109,7 @@ def test_no_two_sources_of_a_namespace_collide(triples):
 @given(st.lists(NAMES, max_size=8), st.integers(1, 4))
 def test_no_name_is_taken_for_what_has_none(names, tenants_max):
     """A tenant called like a marker is a tenant; beyond `tenants_max` all others count as one, known ones stay."""
-    made: list[Owner] = []
+    made: list[Tenant] = []
     registry = Registry(tenants_max, {"unknown": Quota(1)}, made.append)
     assert registry.owner_of(NamespaceDigest(b"?" * 32)).name is Marker.UNKNOWN
     names = [*names, "unknown", "others", ""]

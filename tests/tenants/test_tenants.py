@@ -10,10 +10,12 @@ import pytest
 from flexkv_py.core.messages import (
     BlocksFound,
     FoundBlock,
+    NamespaceReset,
     NamespacesNamed,
     NamespaceSpec,
     Outcome,
     QuotaChanged,
+    RecoveryFinished,
     SaveHints,
     SessionClosed,
     SessionOpened,
@@ -189,6 +191,24 @@ def test_a_tenant_with_nothing_left_is_forgotten(two):
         bench.post(SessionClosed(session, 0))
     assert bench.planner.state.tenants.find("third") is None
     assert bench.planner.state.tenants.find("other") is not None
+
+
+def test_a_tenant_whose_namespace_is_being_reset_is_known_until_that_has_ended(two):
+    """A recovery may still find records of it: they are its own until dropped, and then nothing keeps it known."""
+    bench = two(tiers=(Tier.DRAM, Tier.SSD), ssd_bytes=1 << 20, recovers=(Tier.SSD,))
+    state, keys = bench.planner.state, chain(2, "found")
+    bench.post(SessionOpened(3, OTHER, 0, 0, tenant="other"))
+    bench.post(NamespaceReset(2, 50, OTHER.digest, 0))
+    for location, key in enumerate(keys):
+        bench.post(BlocksFound(Tier.SSD, OTHER.digest, 0, RECORD_BYTES, [FoundBlock(key, ROOT, location)], 0))
+        assert state.tenants.find("other").shelves[Tier.SSD].used_bytes == RECORD_BYTES
+        bench.settle()
+        bench.post(SessionClosed(2 + location, 0))
+        invariants.check(bench.planner)
+    bench.post(RecoveryFinished(Tier.SSD, 0))
+    assert not state.resets
+    bench.post(SessionClosed(1, 0))
+    assert list(state.tenants) == []
 
 
 def test_a_block_is_dropped_from_every_tier_when_its_time_ends(two):

@@ -30,8 +30,8 @@ from .s3_faults import FAULTS, OUTAGE
 from .stored import Segments
 
 CHAIN_BLOCKS = 8
-CHAINS_PER_ROUND = 24
-DAMAGED_PER_ROUND = 12
+CHAINS_PER_ROUND = 20
+DAMAGED_PER_ROUND = 16
 WAIT_S = 30
 SLOW = ("5 s latency", "silence")
 """Faults of S3 that would make this a trial of patience."""
@@ -46,17 +46,15 @@ def flight_record(folder: Path, *, rounds: int = 2, seed: int = 1) -> dict[str, 
     with S3Server(folder / "s3") as server, FaultProxy(server.endpoint_url) as proxy:
         s3 = {"bucket": "flexkv", "endpoint_url": proxy.endpoint_url, "region": "us-east-1", "operation_timeout_s": 2.0}
         tables = {
-            "dram": {"bytes": "4MiB", "segment_bytes": "1MiB"},
+            "dram": {"bytes": "2MiB", "segment_bytes": "1MiB"},
             "ssd": {"directory": str(folder / "ssd"), "bytes": "64MiB"},
             "s3": s3 | {"connect_timeout_s": 1.0, "read_timeout_s": 1.0},
             "recorder": {"directory": str(dumps)},
         }
         with DaemonProcess(folder, tables, server.environment) as daemon:
             for number in range(rounds):
-                worker = start_worker(daemon, (number + 1) * BLOCKS_PER_WORKER)
+                _kill_a_worker(daemon, number, chance)
                 _one_round(daemon, proxy, number, chance)
-                worker.kill()
-                worker.wait()
             daemon.settle()
             assert daemon.process is not None
             daemon.process.send_signal(signal.SIGUSR2)
@@ -80,6 +78,13 @@ def flight_record(folder: Path, *, rounds: int = 2, seed: int = 1) -> dict[str, 
     }
 
 
+def _kill_a_worker(daemon: DaemonProcess, number: int, chance: random.Random) -> None:
+    worker = start_worker(daemon, (number + 1) * BLOCKS_PER_WORKER)
+    time.sleep(chance.uniform(0, 0.1))
+    worker.kill()
+    worker.wait()
+
+
 def _one_round(daemon: DaemonProcess, proxy: FaultProxy, number: int, chance: random.Random) -> None:
     """Save more than DRAM holds while S3 fails in turn, damage what lies on the disk, load all of it."""
     with Client(daemon.socket, GEOMETRY, timeout_s=60) as client:
@@ -96,7 +101,9 @@ def _one_round(daemon: DaemonProcess, proxy: FaultProxy, number: int, chance: ra
         for ticket in tickets:
             ticket.wait(timeout_s=WAIT_S)
         stored = Segments(daemon.ssd)
-        for key in chance.sample(stored.keys(), DAMAGED_PER_ROUND):
+        oldest = [key for first in firsts[: CHAINS_PER_ROUND // 4] for key in chain(client, first, CHAIN_BLOCKS)]
+        there = sorted({*oldest} & {*stored.keys()})  # and most likely not in DRAM any more
+        for key in chance.sample(there, min(DAMAGED_PER_ROUND, len(there))):
             record = bytearray(stored.read(key))
             record[-1 - chance.randrange(4096)] ^= 0x10
             stored.write(key, bytes(record))

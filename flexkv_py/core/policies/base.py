@@ -9,8 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from flexkv_py.core.blocks import Copy
-from flexkv_py.lists import CopyList
+from flexkv_py.core.blocks import Copy, CopyList
 
 USES_OF_AGAIN_MIN = 2
 NEW_MIN = 1

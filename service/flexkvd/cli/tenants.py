@@ -59,10 +59,12 @@ def run(chosen: argparse.Namespace) -> int:
     quota_path = path_of("tenants", chosen.tenant, "quota")
     if changes:
         kept = _quota(client.call("GET", path_of("tenants"))["tenants"], chosen.tenant)
-        client.call("PUT", quota_path, kept | changes)
+        tenant = client.call("PUT", quota_path, kept | changes)
     elif chosen.remove_quota:
-        client.call("DELETE", quota_path)
-    output.emit(chosen, client.call("GET", path_of("tenants", chosen.tenant)), view_tenant)
+        tenant = client.call("DELETE", quota_path)  # what is left of it: a tenant may have been no more than its quota
+    else:
+        tenant = client.call("GET", path_of("tenants", chosen.tenant))
+    output.emit(chosen, tenant, view_tenant)
     return 0
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
-from flexkv_py.core.blocks import Block, Copy, CopyState
+from flexkv_py.core.blocks import Block, Copy, CopyList, CopyState
 from flexkv_py.core.policies.base import USES_OF_AGAIN_MIN
-from flexkv_py.lists import CopyList
 from flexkvd.parts import Parts
 
 NOTABLE_MAX = 50

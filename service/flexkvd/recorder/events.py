@@ -70,7 +70,7 @@ class EventReader:
             records = msgspec.msgpack.decode(_array_of(count) + piece, type=list[tuple[_Number, Any]])
             for number, value in records:
                 yield value if number == MARK else self._event(number, value)
-        except (msgspec.MsgspecError, IndexError, TypeError, KeyError, ValueError, FlexKVError) as error:
+        except (msgspec.MsgspecError, IndexError, TypeError, KeyError, ValueError, OverflowError, FlexKVError) as error:
             raise bad_recording(f"the recording holds what is no event ({error}): take another dump") from error
 
     def _event(self, number: int, value: dict[str, Any]) -> Event:

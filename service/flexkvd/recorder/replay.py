@@ -62,9 +62,10 @@ def replay(
     on_event: Callable[[int, Event], None] = lambda _number, _event: None,
     make: Callable[[PlannerConfig], Planner] = make_planner,
 ) -> Replayed:
-    """Play it, up to event `until` unless that is 0; `on_event` is told of each before the planner `make` made is.
+    """Play it in a planner that `make` makes, up to event `until` unless that is 0.
 
-    Raises BAD_RECORDING when the recording is not complete, or of another version.
+    `on_event` is told of each event before the planner is. Raises BAD_RECORDING when the recording is not complete, or
+    of another version.
     """
     if not recording.complete:
         raise bad_recording(

@@ -7,6 +7,7 @@ ring is full the oldest piece goes, and from then on what is dumped says that it
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.recorder.digest import digest_of, witness_of
 from flexkvd.recorder.events import EventCodec
 from flexkvd.recorder.file import Piece, Recording, compress, pack
+
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 << 20
 """Before compression."""
@@ -74,6 +77,8 @@ class Recorder:
 
     def note(self, event: Event) -> None:
         """Record an event that the planner is about to handle."""
+        if not self.capacity_bytes:
+            return
         records = self._open
         if not records:
             self._open_first_ns = event.now_ns
@@ -81,8 +86,11 @@ class Recorder:
             self._codec.put_mark(witness_of(self._planner.state), records)
             self._open_marks += 1
         self._events += 1
-        self._codec.put(event, records)
-        if len(records) >= self._piece_bytes:
+        try:
+            self._codec.put(event, records)
+        except Exception:  # a recorder must not be what ends the daemon
+            self._give_up(event)
+        if len(records) >= self._piece_bytes > 0:
             self._seal()
 
     def dump(self, why: str = "asked", failure: str = "") -> bytes:
@@ -129,6 +137,14 @@ class Recorder:
     def close(self) -> None:
         """End its thread; what was recorded can still be dumped."""
         self._pool.shutdown()
+
+    def _give_up(self, event: Event) -> None:
+        """An event cannot be written down, so nothing after it could be replayed: be off from now on."""
+        log.exception("the flight recorder is off until the next start: a bug at %s", type(event).__name__)
+        self.capacity_bytes = self._piece_bytes = 0
+        self._lost = self._events
+        self._sealed.clear()
+        self._open.clear()
 
     def _seal(self) -> None:
         """The open piece is full: begin the next, and let go of as many old ones as there must be room for."""
