@@ -113,8 +113,7 @@ class Planner:
         self._catch_up()
         if state.arrivals:
             look_at_arrivals(state)
-        if state.rows.going:
-            leaving.free_going(state)
+        leaving.free_going(state)
         if state.rows.wants:
             replays.serve_wants(state)
         serve_waiting(state)
@@ -131,8 +130,7 @@ class Planner:
         state = self.state
         if state.touches:
             state.touch_slice()
-        if state.rows.letting_go:
-            attached.let_go(state)
+        attached.let_go(state)
         if state.relink:
             relink_slice(state)
         if state.moving:
