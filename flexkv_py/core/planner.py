@@ -79,9 +79,8 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
-            if state.chores:
-                for chore in list(state.chores):
-                    chore()
+            for chore in tuple(state.chores):
+                chore()
         out, state.out = state.out, []
         return out
 
@@ -137,8 +136,7 @@ class Planner:
             naming.move_slice(state)
         if state.retention.seconds:
             keeping.drop_expired(state)
-        if state.below:
-            recovery.drop_again(state)
+        recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
 
