@@ -79,9 +79,8 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
-            if state.chores:
-                for chore in list(state.chores):
-                    chore()
+            for chore in tuple(state.chores):
+                chore()
         out, state.out = state.out, []
         return out
 
