@@ -30,7 +30,7 @@ def router(operator: Operator) -> APIRouter:
         "/config",
         summary="Change it without a restart",
         response_model=shapes.ConfigurationChange,
-        responses=failures(403, 413),
+        responses=failures(413),
     )
     async def change_config(body: ConfigurationBody) -> dict[str, Any]:
         """Sets keys, all of them or none; null gives a key back to the file. Lasts until the file says something new.
