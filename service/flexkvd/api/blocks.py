@@ -75,9 +75,7 @@ def _add_pins(routes: APIRouter, operator: Operator) -> None:
         """
         return await operator.blocks.pin([key_of(key) for key in body.keys], body.ttl_s)
 
-    @routes.post(
-        "/unpin", summary="Let pinned blocks go", response_model=shapes.UnpinReport, responses=failures(413)
-    )
+    @routes.post("/unpin", summary="Let pinned blocks go", response_model=shapes.UnpinReport, responses=failures(413))
     async def unpin(body: shapes.UnpinBody) -> dict[str, Any]:
         """End pins before their time; a key that is not pinned is no failure."""
         return {"unpinned": await operator.blocks.unpin([key_of(key) for key in body.keys])}

@@ -107,9 +107,7 @@ def _add_jobs(routes: APIRouter, operator: Operator) -> None:
         """How far a job is, and what came of it."""
         return _said(operator, operator.jobs.get(number))
 
-    @routes.delete(
-        "/jobs/{number}", summary="Cancel a job", response_model=shapes.Job, responses=failures(404, 409)
-    )
+    @routes.delete("/jobs/{number}", summary="Cancel a job", response_model=shapes.Job, responses=failures(404, 409))
     async def cancel_job(number: Number) -> dict[str, Any]:
         """Ends a job and answers when it has ended; what it did until then stays done. 409 when it has ended before."""
         return _said(operator, await operator.jobs.cancel(number))
