@@ -20,7 +20,7 @@ TEST_LINES_MAX = 500
 FUNCTION_LINES_MAX = 50
 CORE_LINES_MAX = 3_500
 ROWS_LINES_MAX = 1_800
-OPERATING_LINES_MAX = 900
+OPERATING_LINES_MAX = 950
 TENANTS_LINES_MAX = 1_000
 ABBREVIATIONS = {"src", "dst", "cfg", "conf", "buf", "msg", "idx", "cnt", "num", "tmp", "ptr", "req", "resp", "res"}
 GIVEN_BY_PYTEST = {"tmp_path", "tmp_path_factory"}
@@ -102,7 +102,7 @@ def test_the_row_path_stays_as_readable():
 
 
 def test_the_operators_wishes_stay_as_readable():
-    """What decides in `flexkv_py.operating` has at most 900 lines, its vocabulary aside."""
+    """What decides in `flexkv_py.operating` has at most 950 lines, its vocabulary aside."""
     deciding = [path for path in files("flexkv_py/operating") if path not in DECLARATIONS]
     assert sum(line_count(path) for path in deciding) <= OPERATING_LINES_MAX
 

@@ -26,7 +26,10 @@ class Verdict(StrEnum):
 
     @property
     def may_go(self) -> bool:
-        return self is not Verdict.WRITE and self is not Verdict.HELD
+        return self is not WRITE and self is not HELD
+
+
+NO_TIER, REFUSED, WRITE, HELD = Verdict.NO_TIER, Verdict.REFUSED, Verdict.WRITE, Verdict.HELD
 
 
 def judge(state: State, copy: Copy) -> Verdict:
@@ -36,27 +39,27 @@ def judge(state: State, copy: Copy) -> Verdict:
         return Verdict.COVERED
     takers = _takers(state, copy)
     if block.needed and not any(_stays(other) for other in block.copies() if other is not copy):
-        return Verdict.WRITE if takers else Verdict.HELD
+        return WRITE if takers else HELD
     if block.rule.skip_below:
-        return Verdict.REFUSED
+        return REFUSED
     if not takers or (copy.tier is not DRAM and block.index.spec is None):  # staging must know how it is cut
-        return Verdict.NO_TIER
+        return NO_TIER
     if state.pushed_out.get(block) == block.uses:
         return Verdict.PUSHED_OUT
     if state.demotion_faults.get(block, 0) >= state.config.demotion_faults_max:
         return Verdict.FAULTS
-    return Verdict.REFUSED if all(refusal(state, level, block) for level in takers) else Verdict.WRITE
+    return REFUSED if all(refusal(state, level, block) for level in takers) else WRITE
 
 
 def judge_now(state: State, copy: Copy) -> Verdict:
     """May it go now that its room is needed? Nobody waits for a sick S3."""
     verdict, block = judge(state, copy), copy.block
-    if verdict is not Verdict.WRITE:
+    if verdict is not WRITE:
         return verdict
     wanting = [level for level in _takers(state, copy) if block.needed or not refusal(state, level, block)]
     if not all(level.ails(state.now_ns) for level in wanting):
         return verdict
-    return Verdict.HELD if block.needed else Verdict.AILS
+    return HELD if block.needed else Verdict.AILS
 
 
 def _stays(copy: Copy) -> bool:
@@ -89,10 +92,10 @@ def refusal(state: State, level: Level, block: Block) -> str:
 
 def explain(state: State, copy: Copy, verdict: Verdict) -> str:
     """The verdict for the story; a refusal with the rules that refused, and the count they saw."""
-    if verdict is Verdict.NO_TIER and state.below:
+    if verdict is NO_TIER and state.below:
         lower = [level for level in state.below if level.tier > copy.tier]
         return ": ".join([verdict, *filter(None, (level.hopeless(copy.block.index) for level in lower))])
-    if verdict is not Verdict.REFUSED:
+    if verdict is not REFUSED:
         return verdict
     return f"{verdict}: used {copy.block.uses} times, {', '.join(refusals(state, copy))}"
 

@@ -21,11 +21,8 @@ def on_load(state: State, event: LoadAsked | PrefetchAsked) -> None:
     """Open a ticket; its keys are looked at up to the first miss."""
     session = state.sessions[event.session]
     kind = TicketKind.LOAD if type(event) is LoadAsked else TicketKind.PREFETCH
-    _arrive(
-        state,
-        session,
-        Ticket(event.ticket, event.session, kind, event.keys, index_of(state, session), event.deadline_ns),
-    )
+    ticket = Ticket(event.ticket, event.session, kind, event.keys, index_of(state, session), event.deadline_ns)
+    _arrive(state, session, ticket)
 
 
 def on_save(state: State, event: SaveAsked) -> None:

@@ -79,9 +79,8 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
-            if state.chores:
-                for chore in list(state.chores):
-                    chore()
+            for chore in tuple(state.chores):
+                chore()
         out, state.out = state.out, []
         return out
 
@@ -107,7 +106,7 @@ class Planner:
         return self.state.counters
 
     def _pump(self) -> None:
-        """Only what has something to do is called: most events change nothing for most of these."""
+        """Most events change nothing for most of these."""
         state = self.state
         state.more = False
         self._catch_up()
@@ -117,8 +116,7 @@ class Planner:
         if state.rows.wants:
             replays.serve_wants(state)
         serve_waiting(state)
-        if state.below or state.tended:
-            clean_ahead(state)
+        clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:
             self._expire()
         if state.rows.by_id:
@@ -137,8 +135,7 @@ class Planner:
             naming.move_slice(state)
         if state.retention.seconds:
             keeping.drop_expired(state)
-        if state.below:
-            recovery.drop_again(state)
+        recovery.drop_again(state)
         if state.resets:
             recovery.pump_resets(state)
 

@@ -11,7 +11,7 @@ from enum import Enum
 from flexkv_py.core.blocks import Block, Copy, DramCopy, Index
 from flexkv_py.core.messages import DRAM, S3, Priority
 from flexkv_py.core.moves import evict, start_demotion, start_reading, unpin
-from flexkv_py.core.placement import Verdict, explain, judge_now, refusal, refusals, write_may_start
+from flexkv_py.core.placement import HELD, REFUSED, WRITE, explain, judge_now, refusal, refusals, write_may_start
 from flexkv_py.core.state import Level, State
 from flexkv_py.core.transfers import Demand
 from flexkv_py.geometry import ALIGN_BYTES
@@ -90,13 +90,13 @@ def evict_one(state: State, room: Level | Shelf) -> Copy | None:
         if copy is None:
             return None
         verdict = judge_now(state, copy)
-        if verdict is Verdict.HELD:
+        if verdict is HELD:
             state.touch(copy)  # out of the way of the scan until its lease ends
-        elif verdict is Verdict.WRITE:
+        elif verdict is WRITE:
             if not send_down(state, copy):
                 return None
         else:
-            if verdict is Verdict.REFUSED:
+            if verdict is REFUSED:
                 for rule in refusals(state, copy):
                     state.count("refused_admissions", rule)
             if room.tier is not DRAM:

@@ -86,7 +86,9 @@ class Level:
 
     def giver(self, shelf: Shelf, more_bytes: int) -> Level | Shelf:
         """Who gives room for so much more of a tenant: itself, where it would else be as full as any other."""
-        fullest = self.ranking.fullest() if self.ranking.several and shelf.count else None
+        if not self.ranking.several:
+            return shelf
+        fullest = self.ranking.fullest() if shelf.count else None
         own = fullest is not None and (shelf.used_bytes + more_bytes) / shelf.weight >= fullest.fullness
         return shelf if own else self
 

@@ -24,6 +24,9 @@ Listener = Callable[[Config], None]
 Values = Mapping[str, Mapping[str, object]]
 """Of each table the keys that are given, as TOML or JSON has them."""
 
+NAMED_CHARS_MAX = 40
+"""So much of a name that is none is said again."""
+
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 
 
@@ -148,12 +151,14 @@ class Settings:
         if name.table == TENANTS:
             raise bad_config("a quota is set by PUT /v1/tenants/NAME/quota, or in the file and read again (reload)")
         if name.table not in TABLES:
-            raise bad_config(f"there is no table [{name.table}]{nearest(name.table, TABLES)}")
+            raise bad_config(f"there is no table [{name.table[:NAMED_CHARS_MAX]}]{nearest(name.table, TABLES)}")
         if getattr(self._started, name.table) is None:
             raise bad_config(f"[{name.table}] is not configured: write that table into the file and restart")
         known = {each.name for each in describe() if each.table == name.table}
         if name.key not in known:
-            raise bad_config(f"[{name.table}] has no key {name.key!r}{nearest(name.key, sorted(known))}")
+            raise bad_config(
+                f"[{name.table}] has no key {name.key[:NAMED_CHARS_MAX]!r}{nearest(name.key, sorted(known))}"
+            )
         raise bad_config(
             f"{name} changes only with a restart: write it into the file; live are {', '.join(map(str, live))}"
         )
@@ -184,7 +189,7 @@ def _given(config: Config, name: Name) -> object | None:
 def _flat(changes: Values) -> Iterator[tuple[Name, object]]:
     for table, keys in changes.items():
         if not isinstance(keys, Mapping):
-            raise bad_config(f"{table} = {keys!r} is no table: give its keys and their values")
+            raise bad_config(f"{table[:NAMED_CHARS_MAX]} is no table: give its keys and their values")
         for key, value in keys.items():
             yield Name(table, key), value
 

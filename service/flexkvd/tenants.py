@@ -63,6 +63,7 @@ class Tenants:
         self._log = tenant_log
         self._live = tenant_log.quotas if tenant_log is not None else {}
         self._writing: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()  # a change starts from all that went before it, written down or refused
 
     def go_on(self) -> None:
         """Tell the planner what earlier lives knew, before anything they left is found."""
@@ -81,7 +82,8 @@ class Tenants:
     def list(self) -> Sequence[TenantFacts]:
         """All that have a quota, a session or a block."""
         known = {owner.name for owner in self._state.tenants}
-        absent = [Tenant(name, quota) for name, quota in self._state.tenants.quotas.items() if name not in known]
+        quotas = self._live | self._state.tenants.quotas
+        absent = [Tenant(name, quota) for name, quota in quotas.items() if name not in known]
         return [self._facts(owner) for owner in (*self._state.tenants, *absent)]
 
     def get(self, name: str) -> TenantFacts:
@@ -97,23 +99,25 @@ class Tenants:
     async def put(self, name: str, quota: Quota) -> TenantFacts:
         """Set a quota from now on, and over restarts. Raises FlexKVError."""
         _check(name, quota)
-        kept = self._state.tenants.quotas.keys() | {name}
-        if len(kept) > self._state.config.tenants_max:
-            raise FlexKVError(
-                ErrorCode.LIMIT_EXCEEDED,
-                f"{len(kept) - 1} tenants have quotas ([limits] tenants_max): take some away, or raise the limit",
-            )
-        await self._keep({**self._live, name: quota})
-        self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
+        async with self._changing:
+            kept = self._state.tenants.quotas.keys() | self._live.keys() | {name}
+            if len(kept) > self._state.config.tenants_max:
+                raise FlexKVError(
+                    ErrorCode.LIMIT_EXCEEDED,
+                    f"{len(kept) - 1} tenants have quotas ([limits] tenants_max): take some away, or raise the limit",
+                )
+            await self._keep({**self._live, name: quota})
+            self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
         return self._facts(self._state.tenants.find(name) or Tenant(name, quota))
 
     async def delete(self, name: str) -> TenantFacts:
         """Back to what the configuration says of it; its facts as they were. Raises FlexKVError."""
-        before = self.get(name)
-        quota = self._base.get(name, NO_QUOTA)
-        if name in self._live:
-            await self._keep({known: live for known, live in self._live.items() if known != name})
-        self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
+        async with self._changing:
+            before = self.get(name)
+            if name in self._live:
+                await self._keep({known: live for known, live in self._live.items() if known != name})
+            quota = self._base.get(name, NO_QUOTA)
+            self._engine.post(QuotaChanged(name, quota, self._engine.now_ns()))
         return replace(before, quota=quota)
 
     def adopt(self, config: Config) -> None:

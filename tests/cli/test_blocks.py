@@ -82,9 +82,9 @@ def test_a_drained_daemon_refuses_and_a_resumed_one_serves(operated: Operated) -
     assert operated.client.match(operated.keys).length == SAVED
 
 
-@pytest.mark.parametrize("stdin", ["not a key\n", "-\n", "5f0c\n"])
+@pytest.mark.parametrize("stdin", ["not a key\n", "-\n", "5f0c\n", ""])
 def test_standard_input_must_be_keys(operated: Operated, monkeypatch, stdin) -> None:
-    """A word that is no key ends it before anything is asked."""
+    """A word that is no key, or none at all, ends it before anything is asked."""
     monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
     code, _, err = operated.run("pin", "-")
     assert (code, "on standard input" in err) == (2, True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -144,6 +146,25 @@ def test_a_daemon_that_is_not_there_ends_with_three(tmp_path, capsys) -> None:
         assert f"the admin API at {address} does not answer" in capsys.readouterr().err
     assert main(["status", "--address", "ftp://somewhere"]) == 2
     assert "is no address" in capsys.readouterr().err
+
+
+def test_the_socket_of_workers_is_no_admin_api(operated: Operated, capsys) -> None:
+    """It ends with three, and what the other end said in its own form does nothing to the terminal."""
+    assert main(["status", "--address", str(operated.daemon.socket)]) == 3
+    said = capsys.readouterr().err
+    assert "is this its address" in said
+    assert said.rstrip("\n").isprintable()
+
+
+def test_a_full_disk_is_no_bug(operated: Operated) -> None:
+    """What cannot be printed ends with one and the system's own words."""
+    entry = "import sys; from flexkvd.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", entry, "status", "--address", operated.address]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert ended.returncode == 1
+    assert "No space left on device" in ended.stderr
+    assert "bug" not in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def answers(*requests: tuple[str, dict[str, str]]) -> list[httpx.Response]:
     app = make_app(None)
 
     async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://flexkvd") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return [await client.get(path, headers=headers) for path, headers in requests]
 
     with ThreadPoolExecutor(1) as pool:

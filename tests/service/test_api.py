@@ -29,7 +29,7 @@ def over(path: Path) -> httpx.Client:
                 break
         time.sleep(0.02)
     return httpx.Client(
-        transport=httpx.HTTPTransport(uds=str(path), verify=False), base_url="http://flexkvd", timeout=15
+        transport=httpx.HTTPTransport(uds=str(path), verify=False), base_url="http://localhost", timeout=15
     )
 
 

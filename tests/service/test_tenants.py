@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_names_and_quotas_outlive_the_daemon(start: Callable[..., DaemonThread],
         assert api.get("/v1/tenants/ann/b").json()["quota"]["weight"] == 2.5
         assert api.delete("/v1/tenants/ann/b/quota").json()["quota"]["weight"] == 1.0
         assert api.get("/v1/tenants/nobody").status_code == 404
+
+
+def test_quotas_set_at_once_are_all_kept(start: Callable[..., DaemonThread], tmp_path: Path) -> None:
+    """Each that was acknowledged holds in the next life, also one that gives nothing; each can be taken away again."""
+    tables = {"daemon": {"state_directory": str(tmp_path / "state")}, "api": {"socket": str(tmp_path / "admin.sock")}}
+    wanted = {f"t{number}": {"dram_bytes": number << 20} for number in range(12)}
+    daemon = start(**tables)
+    with over(daemon.admin) as api, ThreadPoolExecutor(len(wanted)) as pool:
+        put = [pool.submit(api.put, f"/v1/tenants/{name}/quota", json=body) for name, body in wanted.items()]
+        assert [each.result().status_code for each in put] == [200] * len(wanted)
+    assert daemon.stop() == 0
+    daemon = start(**tables)
+    with over(daemon.admin) as api:
+        known = {each["name"]: each["quota"]["dram_bytes"] for each in api.get("/v1/tenants").json()["tenants"]}
+        assert known == {name: body["dram_bytes"] for name, body in wanted.items()}
+        assert [api.delete(f"/v1/tenants/{name}/quota").status_code for name in wanted] == [200] * len(wanted)
+        assert api.get("/v1/tenants").json() == {"tenants": []}
 
 
 def test_quotas_of_the_file_change_with_a_reload(tmp_path: Path) -> None:

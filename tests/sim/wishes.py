@@ -1,7 +1,8 @@
 """What an operator wishes of a planner at work, in the worst moments, and whether it is granted as promised.
 
 Draws pins, evictions, demotions, prefetches, other rules, drains; reads copies again and finds them damaged; asks for
-explanations and matches at once what they are about. Knows what is pinned, and which question or operation is still to be answered.
+explanations and matches at once what they are about. Knows what is pinned, and which question or operation is still to
+be answered.
 """
 
 from __future__ import annotations

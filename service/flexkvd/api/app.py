@@ -33,8 +33,10 @@ of the role `read` may GET, one of the role `admin` may do everything.
 """
 
 
-def make_app(operator: Operator | None, tokens: Tokens | None = None, limits: ApiLimits | None = None) -> FastAPI:
-    """Everything `operator` says and does, over HTTP. Without one it can only be described."""
+def make_app(
+    operator: Operator | None, tokens: Tokens | None = None, limits: ApiLimits | None = None, listens_on: str = ""
+) -> FastAPI:
+    """Everything `operator` says and does, over HTTP at `[api] host`. Without an operator it can only be described."""
     app = FastAPI(
         title="flexkvd",
         version=flexkv_py.__version__,
@@ -51,5 +53,5 @@ def make_app(operator: Operator | None, tokens: Tokens | None = None, limits: Ap
     app.openapi = partial(describe, app)  # type: ignore[method-assign]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(Guard, tokens=tokens or Tokens(), limits=limits or ApiLimits())
+    app.add_middleware(Guard, tokens=tokens or Tokens(), limits=limits or ApiLimits(), listens_on=listens_on)
     return app

@@ -66,7 +66,7 @@ def _add_pins(routes: APIRouter, operator: Operator) -> None:
         """Blocks the operator pinned, where, and until when."""
         return operator.blocks.pins()
 
-    @routes.post("/pins", summary="Pin blocks", response_model=shapes.PinReport, responses=failures(403, 409, 413))
+    @routes.post("/pins", summary="Pin blocks", response_model=shapes.PinReport, responses=failures(409, 413))
     async def pin(body: shapes.PinBody) -> dict[str, Any]:
         """Forbid eviction of every copy these blocks have now, until `ttl_s` is over; pinned again, it counts anew.
 
@@ -75,9 +75,7 @@ def _add_pins(routes: APIRouter, operator: Operator) -> None:
         """
         return await operator.blocks.pin([key_of(key) for key in body.keys], body.ttl_s)
 
-    @routes.post(
-        "/unpin", summary="Let pinned blocks go", response_model=shapes.UnpinReport, responses=failures(403, 413)
-    )
+    @routes.post("/unpin", summary="Let pinned blocks go", response_model=shapes.UnpinReport, responses=failures(413))
     async def unpin(body: shapes.UnpinBody) -> dict[str, Any]:
         """End pins before their time; a key that is not pinned is no failure."""
         return {"unpinned": await operator.blocks.unpin([key_of(key) for key in body.keys])}

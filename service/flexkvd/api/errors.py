@@ -45,7 +45,11 @@ _CODE_OF_STATUS = {404: ErrorCode.NOT_FOUND, 413: ErrorCode.MESSAGE_TOO_LARGE}
 _MEANINGS = {
     400: ("The request is not as described here.", "bad_argument", "deadline_s: Input should be greater than 0"),
     401: ("No token, or one that is not known.", "unauthenticated", "send a token of the token file"),
-    403: ("The token's role may not do this.", "forbidden", "this token may read only: use one of the role admin"),
+    403: (
+        "The token's role may not do this, or another site's page asks.",
+        "forbidden",
+        "this token may read only: use one of the role admin",
+    ),
     404: ("There is none of that name.", "not_found", "there is no job 7, or it ended long ago"),
     409: ("The daemon's present state does not allow it.", "tier_unavailable", "this daemon is configured without s3"),
     413: ("The body is too large.", "message_too_large", "the body has more than 1048576 bytes: send fewer keys"),
@@ -53,7 +57,7 @@ _MEANINGS = {
     501: ("This daemon is configured without it.", "unsupported", "the flight recorder is off: set [recorder] bytes"),
     503: ("Not ready.", "not_ready", "wait until /readyz answers 200"),
 }
-ALWAYS = (400, 401, 429)
+ALWAYS = (400, 401, 403, 429)
 """What every route but those open to all may answer."""
 
 

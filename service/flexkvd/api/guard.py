@@ -1,4 +1,4 @@
-"""What every request passes before any route sees it: rate, role, size and speed of its body.
+"""What every request passes before any route sees it: whose page, rate, role, size and speed of its body.
 
 Owns the limits' state. A route cannot forget a role: whoever reads needs `read`, everything else needs `admin`, and
 only what is named here is open to all.
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.api import errors
+from flexkvd.api.foreign import check_own
 from flexkvd.api.limits import ApiLimits
 from flexkvd.api.tokens import Role, Tokens, may
 
@@ -31,10 +32,16 @@ class Guard:
     """ASGI middleware around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, tokens: Tokens, limits: ApiLimits, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        tokens: Tokens,
+        limits: ApiLimits,
+        listens_on: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._tokens = tokens
+        self._listens_on = listens_on
         self._limits = limits
         self._clock = clock
         self._paid_s = clock()  # when everything asked for so far is paid for (virtual scheduling, ITU-T I.371)
@@ -46,6 +53,8 @@ class Guard:
         try:
             header = _header(scope, b"authorization")
             needed = needed_role(scope["method"], scope["path"])
+            if needed is not None and not self._tokens.asked_for:
+                check_own(_header(scope, b"host"), _header(scope, b"origin"), self._listens_on)
             if header or not self._tokens.asked_for or needed is None:  # a wrong token must not be tried at any rate
                 self._check_rate(scope)
             if needed is not None:

@@ -14,7 +14,7 @@ from flexkvd.control import Operator
 from flexkvd.jobs import Job
 from flexkvd.operations import Selection
 
-STARTS: dict[str, Any] = {"status_code": 202, "response_model": shapes.Job, "responses": failures(403, 409, 413)}
+STARTS: dict[str, Any] = {"status_code": 202, "response_model": shapes.Job, "responses": failures(409, 413)}
 
 
 def router(operator: Operator) -> APIRouter:
@@ -89,7 +89,7 @@ def _add_daemon(routes: APIRouter, operator: Operator) -> None:
         """
         return _said(operator, operator.work.drain(body.deadline_s))
 
-    @routes.post("/resume", summary="Undo a drain", response_model=shapes.State, responses=failures(403, 409))
+    @routes.post("/resume", summary="Undo a drain", response_model=shapes.State, responses=failures(409))
     async def resume() -> dict[str, Any]:
         """Everything is admitted again. 409 `draining` when the daemon is stopping, which cannot be undone."""
         await operator.work.resume()
@@ -107,9 +107,7 @@ def _add_jobs(routes: APIRouter, operator: Operator) -> None:
         """How far a job is, and what came of it."""
         return _said(operator, operator.jobs.get(number))
 
-    @routes.delete(
-        "/jobs/{number}", summary="Cancel a job", response_model=shapes.Job, responses=failures(403, 404, 409)
-    )
+    @routes.delete("/jobs/{number}", summary="Cancel a job", response_model=shapes.Job, responses=failures(404, 409))
     async def cancel_job(number: Number) -> dict[str, Any]:
         """Ends a job and answers when it has ended; what it did until then stays done. 409 when it has ended before."""
         return _said(operator, await operator.jobs.cancel(number))

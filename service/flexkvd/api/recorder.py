@@ -33,7 +33,7 @@ def router(operator: Operator) -> APIRouter:
         "/dump",
         summary="Dump the flight recorder",
         response_class=Response,
-        responses={**failures(403, 501), **dumped},
+        responses={**failures(501), **dumped},
     )
     async def dump_recorder() -> Response:
         """All that the ring holds, as a file. It names the blocks of every tenant, so an admin's token is asked for.

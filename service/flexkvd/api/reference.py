@@ -33,7 +33,8 @@ curl --unix-socket /run/flexkvd/admin.sock http://localhost/v1/status
 refused then. With one, `Authorization: Bearer TOKEN` is asked for. A file with one bare line is one token that may do
 everything; else each line is `read TOKEN` or `admin TOKEN`, `#` begins a comment. A `read` token may GET everything, an
 `admin` token may do all. No token and a wrong one are 401, a role that is too low is 403. Tokens never appear in an
-answer or the log.
+answer or the log. Without a token file a `Host` that is neither loopback nor `[api] host`, and an `Origin` that is not
+that `Host`, are 403: a page of another site may not use the API through a browser.
 
 **Failures** are a status with `{"code": …, "message": …}`; the codes are those of [errors.md](errors.md). 400: the
 request is wrong. 409: the daemon's present state does not allow it (`draining`, `tier_unavailable`, `limit_exceeded`,

@@ -30,12 +30,12 @@ def router(operator: Operator) -> APIRouter:
         "/config",
         summary="Change it without a restart",
         response_model=shapes.ConfigurationChange,
-        responses=failures(403, 413),
+        responses=failures(413),
     )
     async def change_config(body: ConfigurationBody) -> dict[str, Any]:
         """Sets keys, all of them or none; null gives a key back to the file. Lasts until the file says something new.
 
-        400 `bad_config` for a key of a table this daemon is configured without.
+        400 `bad_config` for a key that there is not, that waits for a restart, or whose table is not configured.
         """
         changed = operator.settings.change(body.model_dump(exclude_unset=True))
         return {"changed": changed, "config": {"tables": operator.settings.describe()}}

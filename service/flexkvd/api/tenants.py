@@ -30,7 +30,7 @@ def router(operator: Operator) -> APIRouter:
         "/tenants/{tenant:path}/quota",
         summary="Set a quota",
         response_model=shapes.Tenant,
-        responses=failures(403, 409, 413),
+        responses=failures(409, 413),
     )
     async def put_quota(tenant: Name, body: shapes.QuotaBody) -> dict[str, Any]:
         """What a tenant may use, from now on and over restarts; it goes before what the configuration says.
@@ -44,7 +44,7 @@ def router(operator: Operator) -> APIRouter:
         "/tenants/{tenant:path}/quota",
         summary="Take a quota away",
         response_model=shapes.Tenant,
-        responses=failures(403, 404, 409),
+        responses=failures(404, 409),
     )
     async def delete_quota(tenant: Name) -> dict[str, Any]:
         """Back to what the configuration says of the tenant; 404 when nothing is known of it."""

@@ -78,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.DONE
+    except OSError as error:  # a full disk below `>`, a terminal that went
+        code = ExitCode.WRONG
+        print(f"flexkv: {error}: see to it, and ask again", file=sys.stderr)
     except Exception as error:
         if os.environ.get(DEBUG_VARIABLE):
             raise

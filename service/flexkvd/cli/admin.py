@@ -159,7 +159,8 @@ class AdminClient:
         elif isinstance(error, TimeoutError):
             cure = f"no answer within {self._timeout_s:g} s: is the daemon stuck, or the network?"
         else:
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            why = "".join(sign if sign.isprintable() else "·" for sign in said)  # who answers may be no HTTP server
             cure = f"{why}: is flexkvd running, and is this its address ([api] in its configuration)?"
         return FlexKVError(ErrorCode.DAEMON_LOST, f"the admin API at {self.address} does not answer; {cure}")
 

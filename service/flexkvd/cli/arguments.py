@@ -137,6 +137,9 @@ def given_keys(words: Sequence[str]) -> list[str]:
     keys: list[str] = []
     for word in words:
         keys += _keys_of_input() if word == "-" else [word]
+    if words and not keys:
+        why = "no block is named on standard input: give lines that begin with a key, as `flexkv blocks` prints them"
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, why)
     if len(keys) > KEYS_MAX:
         why = f"{len(keys)} blocks are named, {KEYS_MAX} can be at a time: name them in several commands"
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, why)

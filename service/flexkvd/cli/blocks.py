@@ -94,7 +94,7 @@ def whole_key(client: AdminClient, prefix: str) -> str:
         raise FlexKVError(ErrorCode.NOT_FOUND, why)
     if len(keys) > 1:
         more = " and more" if len(keys) > NAMED_MAX else ""
-        why = f"{prefix} begins several keys ({', '.join(keys[:NAMED_MAX])}{more}): give more digits"
+        why = f"{prefix!r} begins several keys ({', '.join(keys[:NAMED_MAX])}{more}): give more digits"
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, why)
     return str(keys[0])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from flexkvd.api.shapes.base import EXACT_MAX, Body, Shape, said
 from flexkvd.config import TABLES
@@ -36,6 +36,12 @@ class ConfigurationChange(Shape):
     config: Configuration = said({}, "What is in force now.")
 
 
+class _Named(Body):
+    """Other keys are refused too, by `Settings`, which says of each why: a misprint, or one that needs a restart."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+
+
 def _accepted(key: Key) -> Any:
     """A key's type with its limits; null gives the key back to the file."""
     if key.choices:
@@ -63,7 +69,7 @@ def _table(name: str, table: type) -> Any:
     }
     title = f"{name.title().replace('_', '')}Keys"
     return (
-        create_model(title, __base__=Body, __doc__=f"What of [{name}] may change live.", **fields) if fields else None
+        create_model(title, __base__=_Named, __doc__=f"What of [{name}] may change live.", **fields) if fields else None
     )
 
 
@@ -73,5 +79,5 @@ _FIELDS: dict[str, Any] = {
     for name, shape in _TABLES.items()
 }
 ConfigurationBody: Any = create_model(
-    "ConfigurationBody", __base__=Body, __doc__="Keys to set, by table; null gives a key back to the file.", **_FIELDS
+    "ConfigurationBody", __base__=_Named, __doc__="Keys to set, by table; null gives a key back to the file.", **_FIELDS
 )
