@@ -65,9 +65,7 @@ def test_the_last_copy_gone_ends_the_prefix(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("fault", [None, Fault.IO])
-def test_a_block_found_damaged_while_it_is_written_below_is_what_came_of_that(
-    bench: Bench, fault: Fault | None
-) -> None:
+def test_a_block_found_damaged_while_it_is_written_is_what_came_of_that(bench: Bench, fault: Fault | None) -> None:
     """Its record makes it a hit again as soon as that is whole; without one nothing of it is left."""
     [key] = chain(1, "new")
     bench.save([key], ack=Tier.SSD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flexkv_py import damage, explain
-from flexkv_py.core import moves
+from flexkv_py.core import endings, moves
 from flexkv_py.core.blocks import Block
 from flexkv_py.operating.acts import Evict
 from flexkv_py.operating.operations import Operations
@@ -85,6 +85,11 @@ def _damage_of_another_copy(right: Any) -> Any:
     return on_damage
 
 
-@_plant("a running request goes on reading a copy that is damaged", (damage, "revoke_copy"))
-def _damage_read_on(_: Any) -> Any:
-    return lambda _state, _copy: None
+@_plant("a block whose source was found damaged is not linked when its write has ended", (endings, "_demoted"))
+def _link_not_renewed_by_a_write(right: Any) -> Any:
+    def demoted(state: Any, transfer: Any, result: Any) -> None:
+        settle, endings.settle = endings.settle, lambda _state, _block: None
+        right(state, transfer, result)
+        endings.settle = settle
+
+    return demoted

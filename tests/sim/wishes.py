@@ -1,8 +1,8 @@
 """What an operator wishes of a planner at work, in the worst moments, and whether it is granted as promised.
 
 Draws pins, evictions, demotions, prefetches, other rules, drains; reads copies again and finds them damaged; asks for
-explanations and matches at once what they are about. Knows what is pinned, and which question or operation is still to
-be answered.
+explanations and matches at once what they are about. Knows what is pinned, and which question or operation is still
+to be answered.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Wishes:
             (1, self._change_rules),
             (0.3, self._drain),
             (8, self._ask_why),
-            (2 if world.faults.damage_rate else 0, self._find_damage),
+            (4 if world.faults.damage_rate else 0, self._find_damage),
         ]
         if gap_ns:
             world.after(gap_ns, self._next)
