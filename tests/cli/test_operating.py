@@ -14,6 +14,7 @@ from flexkv_py.errors import FlexKVError
 from flexkvd.cli import main
 from flexkvd.cli.admin import AdminClient, path_of
 from flexkvd.cli.connecting import read_token_file
+from flexkvd.cli.tenants import name_of
 from tests.cli.conftest import SAVED, Operated
 from tests.cli.terminal import Terminal
 
@@ -112,6 +113,11 @@ def test_a_quota_is_set_changed_and_taken_back(operated: Operated) -> None:
     assert operated.json("tenants", "team-b", "--dram", "4MiB")["quota"]["dram_bytes"] == 4 << 20
     code, out, _ = operated.run("tenants", "team-a", "--remove-quota")
     assert (code, "of 8.00 MiB" in out) == (0, False)
+
+
+def test_a_tenant_without_a_name_is_told_from_what_is_no_tenant() -> None:
+    """A session may say an empty name; blocks whose tenant is not known have none."""
+    assert [name_of({"name": "", "kind": kind}) for kind in ("named", "unknown")] == ['""', "(unknown)"]
 
 
 def test_a_tier_is_verified_by_the_daemon(operated: Operated, tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def view_tenant(tenant: Answer) -> Iterator[RenderableType]:
 
 
 def name_of(tenant: Answer) -> str:
-    """What has no name is no tenant: it is told by its kind, in brackets."""
-    return str(tenant["name"] or f"({tenant['kind']})")
+    """Nothing is a name too, in quotes; what is no tenant is told by its kind, in brackets."""
+    return str(tenant["name"] or '""') if tenant["kind"] == "named" else f"({tenant['kind']})"
 
 
 def used_words(tenant: Answer, tier: str) -> str:

@@ -65,7 +65,7 @@ export const tenantsTable = (place) =>
     columns: [
       {
         title: "Tenant",
-        text: ({ name, kind }) => name || (kind === "others" ? "all others" : "not yet known"),
+        text: ({ name, kind }) => ({ unknown: "not yet known", others: "all others" })[kind] ?? (name || '""'),
         head: true,
       },
       {
