@@ -21,7 +21,7 @@ def in_the_long_campaign_if_late(name: str) -> object:
     return pytest.param(name, marks=pytest.mark.full if name in CAUGHT_LATE else ())
 
 
-@pytest.mark.parametrize("name", map(in_the_long_campaign_if_late, PLANTS))
+@pytest.mark.parametrize("name", [in_the_long_campaign_if_late(name) for name in PLANTS])
 def test_a_planted_bug_is_caught(name: str) -> None:
     """With the bug planted some run of sixty fails, and its message replays exactly that failure."""
     runs = (partial(run, seed, STEPS, name) for seed in SEEDS)
