@@ -100,8 +100,6 @@ def _room_below(state: State, shelf: Shelf) -> float:
 
 def _drop_ahead(state: State, ssd: Level | Shelf) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
-    if ssd.used_bytes - ssd.dropping_bytes <= (1 - RESERVE_SHARE_MAX) * ssd.capacity_bytes:
-        return  # no reserve is larger
     copy = ssd.coldest()
     if copy is not None and not state.levels[SSD].drop_failed:  # else each failed drop cost another record
         record_bytes = copy.block.index.record_bytes
