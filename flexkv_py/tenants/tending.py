@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from flexkv_py.core.blocks import Copy
-from flexkv_py.core.messages import Tier
+from flexkv_py.core.messages import DRAM, S3, SSD
 from flexkv_py.core.placement import Verdict, explain, judge
 from flexkv_py.core.room import VICTIM_SCAN_MAX, drop_until, evict_one, send_down
 from flexkv_py.core.state import Level, State
@@ -33,7 +33,7 @@ def clean_ahead(state: State) -> None:
 
 
 def _tend_tiers(state: State) -> None:
-    frames, ssd, s3 = state.frames, state.levels.get(Tier.SSD), state.levels.get(Tier.S3)
+    frames, ssd, s3 = state.frames, state.levels.get(SSD), state.levels.get(S3)
     capacity, used = frames.total_pages * ALIGN_BYTES, frames.used_pages * ALIGN_BYTES
     _keep_clean(state, state.dram, state.config.dram_clean_ahead * capacity, capacity - used, used)
     if ssd is not None and ssd.up:  # what is down can neither be read nor dropped
@@ -51,7 +51,7 @@ def _tend(state: State, shelf: Shelf) -> None:
     del state.tended[shelf]
     if level is None or not capacity or not level.up:
         return
-    if level.tier is Tier.DRAM:
+    if level.tier is DRAM:
         for _ in range(VICTIM_SCAN_MAX):
             if shelf.lacks(0) and evict_one(state, shelf) is None:
                 break
@@ -60,7 +60,7 @@ def _tend(state: State, shelf: Shelf) -> None:
             _keep_clean(state, shelf, state.config.dram_clean_ahead * capacity, free, capacity)
     elif not level.drop_failed:
         drop_until(state, shelf, capacity)
-        if level.tier is Tier.SSD:
+        if level.tier is SSD:
             _drop_ahead(state, shelf)
             free = capacity - shelf.used_bytes
             _keep_clean(state, shelf, state.config.ssd_clean_ahead * capacity, free, capacity)
@@ -80,11 +80,11 @@ def _keep_clean(state: State, room: Level | Shelf, share_bytes: float, free_byte
             return
         index, clean, going = copy.block.index, shelf.reclaimable.count, 0
         copy_bytes = index.record_bytes
-        if room.tier is Tier.DRAM:
-            copy_bytes, going = index.frames_bytes, sum(lower.writes.count for lower in state.below)
+        if room.tier is DRAM:
+            copy_bytes, going = index.frames_bytes, sum([lower.writes.count for lower in state.below])
         clean_bytes = clean * copy_bytes * max(1.0, used_bytes / (shelf.used_bytes or 1))
-        goal_bytes = min(share_bytes, _room_below(state, shelf))
-        if free_bytes + going * copy_bytes + clean_bytes >= goal_bytes or not _clean(state, shelf, copy):
+        ready_bytes = free_bytes + going * copy_bytes + clean_bytes
+        if ready_bytes >= share_bytes or ready_bytes >= _room_below(state, shelf) or not _clean(state, shelf, copy):
             return
 
 
@@ -101,7 +101,7 @@ def _room_below(state: State, shelf: Shelf) -> float:
 def _drop_ahead(state: State, ssd: Level | Shelf) -> None:
     """SSD drops ahead of need, so that a demotion seldom waits for a drop to end."""
     copy = ssd.coldest()
-    if copy is not None and not state.levels[Tier.SSD].drop_failed:  # else each failed drop cost another record
+    if copy is not None and not state.levels[SSD].drop_failed:  # else each failed drop cost another record
         record_bytes = copy.block.index.record_bytes
         burst_bytes = max(RESERVE_SHARE * ssd.capacity_bytes, RESERVE_RECORDS * record_bytes)
         reserve = min(

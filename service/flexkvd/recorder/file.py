@@ -10,16 +10,13 @@ import struct
 from typing import Any
 
 import msgspec
-import zstandard
 from xxhash import xxh3_128_digest
 
 from flexkvd.recorder.events import Shapes, bad_recording
 
 MAGIC = b"flexkvFR"
 VERSION = 1
-COMPRESSION = zstandard.ZstdCompressionParameters.from_level(
-    1, window_log=22, enable_ldm=True, ldm_min_match=64, ldm_hash_rate_log=5
-)
+COMPRESSION = {"window_log": 22, "enable_ldm": True, "ldm_min_match": 64, "ldm_hash_rate_log": 5}
 """Keys do not compress, but chains of them come again, far apart: long matches are looked for in the whole piece."""
 PIECE_BYTES_MAX = 1 << 28
 """A piece that says it is longer is not unpacked."""
@@ -64,11 +61,16 @@ class Recording(msgspec.Struct, frozen=True):
 
 def compress(records: bytes | bytearray) -> bytes:
     """A piece's records as they lie in a file."""
-    return zstandard.ZstdCompressor(compression_params=COMPRESSION).compress(records)
+    import zstandard  # noqa: PLC0415 - not before the first piece: workers wait for a daemon that starts
+
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, **COMPRESSION)
+    return zstandard.ZstdCompressor(compression_params=parameters).compress(records)
 
 
 def decompress(piece: Piece) -> bytes:
     """A piece's records. Raises BAD_RECORDING."""
+    import zstandard  # noqa: PLC0415 - as above
+
     try:
         if zstandard.frame_content_size(piece.frame) not in range(PIECE_BYTES_MAX + 1):
             raise bad_recording("a piece of the recording says it is longer than any can be: take another dump")
