@@ -76,8 +76,12 @@ class Bystander(threading.Thread):
 
 
 def tables_of(folder: Path) -> dict[str, dict[str, object]]:
-    """An SSD tier, and stories kept so short that their ring is full before anything is measured."""
-    return {"ssd": {"directory": str(folder / "ssd"), "bytes": "64MiB"}, "limits": {"story_events_max": 1000}}
+    """An SSD tier; stories and the flight record so short that their rings are full before anything is measured."""
+    return {
+        "ssd": {"directory": str(folder / "ssd"), "bytes": "64MiB"},
+        "limits": {"story_events_max": 1000},
+        "recorder": {"bytes": "256KiB"},
+    }
 
 
 def garbage(folder: Path, *, messages: int = 20_000, seed: int = 1) -> dict[str, float]:
