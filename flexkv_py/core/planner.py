@@ -79,7 +79,7 @@ class Planner:
         self._handlers[type(event)](event)
         if type(event) is not messages.ChunkLanded:  # the most frequent event, and one that gives nobody room
             self._pump()
-            for chore in tuple(state.chores):
+            for chore in state.chores:
                 chore()
         out, state.out = state.out, []
         return out

@@ -77,11 +77,6 @@ class Pins:
                 self._end(copy, "by the operator")
         state.out.append(UnpinAnswered(event.request, unpinned))
 
-    @property
-    def waiting(self) -> bool:
-        """Whether any is to end by itself."""
-        return bool(self._ends)
-
     def expire(self) -> None:
         """Let go of a bounded number of those whose time is over."""
         state, ends = self._state, self._ends

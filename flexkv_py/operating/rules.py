@@ -112,11 +112,6 @@ class Changes:
         if rules.row_policy is not None:
             self._row_change = RowChange(state, rules.row_policy)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether anything is still on its way to what is wanted."""
-        return self.held or bool(self.moving) or self._row_change is not None
-
     def move(self) -> None:
         """Bring orders a bounded step nearer to what is wanted."""
         if self._row_change is not None:
