@@ -39,7 +39,7 @@ def table_bytes(shapes: Sequence[GroupShape]) -> int:
     per_request += len(chunks) * metadata_bytes(shapes[0])["page_table"]
     per_request += 5 * 4 + 4 * max(shape.picks for shape in shapes)  # what all groups share, and absent ids
     per_batch_row += 3 * 4  # request, accepted, number
-    shared = 4 + 8 * SEGMENTS_MAX + 4  # size of the batch, segments and their size
+    shared = 4 + 8 * SEGMENTS_MAX + 4 + 4 * len(shapes)  # size of the batch, segments and theirs, groups' numbers
     return limits.requests_max * per_request + limits.batch_max * per_batch_row + shared
 
 
