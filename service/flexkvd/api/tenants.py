@@ -35,8 +35,8 @@ def router(operator: Operator) -> APIRouter:
     async def put_quota(tenant: Name, body: shapes.QuotaBody) -> dict[str, Any]:
         """What a tenant may use, from now on and over restarts; it goes before what the configuration says.
 
-        What is above it leaves at once, coldest first: below, where there is room, else for good. Nothing is added
-        meanwhile.
+        What is above it begins to leave, coldest first: below, where there is room, else for good; beside a load, and
+        where the quota below is lowered too, that takes seconds. Nothing is added meanwhile.
         """
         return _shown(await operator.tenants.put(tenant, Quota(**body.model_dump())))
 
