@@ -213,8 +213,17 @@ class Daemon(Child):
     async def flush(self) -> None:
         """Copy everything down to S3 (`POST /v1/flush`), as an operator would before moving a node."""
         status, body = await self.call("POST", "/v1/flush", {"to_tier": "s3", "deadline_s": _START_S_MAX})
-        if status != http.HTTPStatus.OK:
+        if status != http.HTTPStatus.ACCEPTED:
             raise DemoError(f"flush to s3 answered {status}: {body}")
+        job = msgspec.json.decode(body)
+        while job["state"] in ("queued", "running"):  # it ends by its deadline
+            await asyncio.sleep(0.05)
+            status, body = await self.call("GET", f"/v1/jobs/{job['id']}")
+            if status != http.HTTPStatus.OK:
+                raise DemoError(f"the flush to s3 cannot be watched ({status}): {body}")
+            job = msgspec.json.decode(body)
+        if job["state"] != "done":
+            raise DemoError(f"flush to s3 did not end well: {job}")
 
     async def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         """Every sample of `/metrics` by its name and labels; empty while the daemon is down."""
