@@ -10,14 +10,15 @@ import pytest
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.selections import Selection, Selections, Workload
 from flexkvd.selections import statistics as counting
-from flexkvd.selections.statistics import LAGS, WINDOWS, Statistics, lru_step
+from flexkvd.selections.statistics import LAGS, WINDOWS, Newest, Statistics, lru_step
 
 
 class PlainSlots:
-    """The step rule of the hot slots as a person would carry it out: one list, oldest first; None is an empty slot."""
+    """The step rule of the slots as a person would carry it out: one list, oldest first; None is an empty slot."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, newest: Newest) -> None:
         self.order: list[int | None] = [None] * slots
+        self.newest = newest
 
     def step(self, selected: list[int]) -> int:
         hits = [row for row in self.order if row in selected]
@@ -27,7 +28,7 @@ class PlainSlots:
             if position not in hits:
                 unused.pop(0)
                 loaded.append(position)
-        self.order = unused + loaded + hits
+        self.order = unused + (loaded + hits if self.newest is Newest.HITS else hits + loaded)
         return len(hits)
 
 
@@ -35,29 +36,33 @@ def selection(step: int, positions: list[int], token_count: int = 1000, request:
     return Selection(step, request, layer, token_count, np.array(positions, np.int32))
 
 
+@pytest.mark.parametrize("newest", Newest)
 @pytest.mark.parametrize("slots", [8, 9, 20, 40])
-def test_the_exact_lru_equals_a_plain_one(slots):
+def test_the_exact_lru_equals_a_plain_one(slots, newest):
     """Order and hits are the same after each of 300 random steps, from empty slots on, whatever the misses' order."""
     draw = random.Random(slots)
-    plain, order, marks = PlainSlots(slots), np.full(slots, -1, np.int32), np.zeros(51, np.bool_)
+    plain, order, marks = PlainSlots(slots, newest), np.full(slots, -1, np.int32), np.zeros(51, np.bool_)
     for _ in range(300):
         selected = draw.sample(range(50), draw.randint(1, 8))
-        order, hits = lru_step(order, np.array(selected, np.int32), marks)
+        order, hits = lru_step(order, np.array(selected, np.int32), marks, newest)
         assert hits == plain.step(selected)
         assert order.tolist() == [-1 if row is None else row for row in plain.order]
         assert not marks.any()
 
 
-def test_hit_rates_are_those_of_plain_slots():
+@pytest.mark.parametrize("newest", Newest)
+def test_hit_rates_are_those_of_plain_slots(newest):
     """Per request and layer, without the newest token, and without the first quarter of each one's steps."""
     workload = Workload(tokens=600, top_k=160, steps=40, requests=2, groups=2)
-    plain = {(request, layer): PlainSlots(320) for request in range(2) for layer in range(2)}
+    plain = {(request, layer): PlainSlots(320, newest) for request in range(2) for layer in range(2)}
     rates: dict[tuple, list[float]] = {key: [] for key in plain}
     for each in Selections(workload):
         older = [position for position in each.positions.tolist() if position < each.token_count - 1]
         rates[each.request, each.layer].append(plain[each.request, each.layer].step(older) / len(older))
     expected = np.mean([rate for stream in rates.values() for rate in stream[10:]])
-    assert Statistics((320,)).add_all(Selections(workload)).summary().hit_rates[320] == pytest.approx(expected)
+    summary = Statistics((320,)).add_all(Selections(workload)).summary()
+    counted = summary.buffer_hit_rates if newest is Newest.HITS else summary.hit_rates
+    assert counted[320] == pytest.approx(expected)
 
 
 def test_a_sequence_that_fits_into_the_slots_is_resident_as_a_whole():

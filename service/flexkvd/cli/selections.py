@@ -37,9 +37,10 @@ K = 2,048, 4 KB packed.
 """
 
 STATS = """\
-Says how local selections are: how much of a selection was also in earlier ones, what an exact LRU of H hot
-slots hits, and how many of the sequence's pages are touched within a window of steps. Give a recording,
-or leave it out and describe what is to be generated.
+Says how local selections are: how much of a selection was also in earlier ones, what an exact LRU of H slots
+hits and what the hot buffer does (the same, but of one step's rows those it found stay longer than those it
+loaded), and how many of the sequence's pages are touched within a window of steps. Give a recording, or leave
+it out and describe what is to be generated.
 """
 
 EXAMPLES = """\
@@ -158,26 +159,33 @@ def _refuse_workload(chosen: argparse.Namespace) -> None:
         )
 
 
-def _measures(summary: Summary, overlap: str, hits: str, pages: str, group: str) -> dict[str, str]:
+def _measures(summary: Summary, overlap: str, hits: str, buffer: str, pages: str, group: str) -> dict[str, str]:
     """What is printed of a summary: words → figure, in the words given."""
     return {
         "selections": f"{summary.selections:,}",
         **{overlap.format(lag): _percent(share) for lag, share in summary.overlaps.items()},
         **{hits.format(slots): _percent(share) for slots, share in summary.hit_rates.items()},
+        **{buffer.format(slots): _percent(share) for slots, share in summary.buffer_hit_rates.items()},
         **{pages.format(window): _percent(share) for window, share in summary.pages_touched.items()},
         group: _percent(summary.group_overlap),
     }
 
 
 def _print_list(summary: Summary) -> None:
-    words = ("overlap, lag {}", "LRU hits, {} hot slots", "pages touched, steps: {}", "overlap with the group before")
+    words = (
+        "overlap, lag {}",
+        "LRU hits, {} slots",
+        "hot buffer hits, {} slots",
+        "pages touched, steps: {}",
+        "overlap with the group before",
+    )
     for name, figure in _measures(summary, *words).items():
         print(f"{name:30}{figure:>10}")
 
 
 def _print_lines(summaries: dict[str, Summary]) -> None:
     """A line for each, for layers are many; the headings are short forms of those of the list."""
-    lines = {name: _measures(summary, "lag {}", "H {}", "pages {}", "group") for name, summary in summaries.items()}
+    lines = {name: _measures(summary, "lag {}", "LRU {}", "hot {}", "pages {}", "group") for name, summary in summaries.items()}
     print(" " * 10, *(f"{words:>7}" for words in next(iter(lines.values()))))
     for name, figures in lines.items():
         print(f"{name:10}", *(f"{figure:>{max(7, len(words))}}" for words, figure in figures.items()))

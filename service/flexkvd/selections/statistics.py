@@ -1,4 +1,4 @@
-"""How local selections are: overlap with earlier steps, hits of an exact LRU, pages touched.
+"""How local selections are: overlap with earlier steps, hits of an exact LRU and of the hot buffer, pages touched.
 
 Owns the counting, one account per request and layer; works on any selections, generated or recorded, in one
 pass. Called by `flexkv selections stats` and benchmarks.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +35,23 @@ EMPTY = -1
 """An empty slot, in place of the position it holds."""
 
 
-def lru_step(order: Positions, selected: Positions, marks: Marks) -> tuple[Positions, int]:
-    """One step of the exact LRU of hot slots: the new order, oldest first, and how many were hits.
+class Newest(Enum):
+    """Which of a step's rows an exact LRU of steps takes for the more recent: it leaves that open.
+
+    LOADED: touch what is there, then load what is missing; the order of the published hit rates. HITS: as the engines'
+    hot buffers do it (HiSparse in SGLang 0.5), and ours. Where a step's rows fill half the slots it decides .03.
+    """
+
+    LOADED = "loaded"
+    HITS = "hits"
+
+
+def lru_step(order: Positions, selected: Positions, marks: Marks, newest: Newest) -> tuple[Positions, int]:
+    """One step of an exact LRU of hot slots: the new order, oldest first, and how many were hits.
 
     `order` [H] positions or EMPTY, `selected` [K ≤ H] positions, each once. The m-th miss gets the m-th oldest slot
-    not selected; then come the rest of those, what was loaded, and the hits in their old order (the order of
-    HiSparse in SGLang 0.5). `marks` is scratch, all False, longer than any position by one: EMPTY marks its end.
+    not selected; hits keep their old order, what was loaded has that of `selected`. `marks` is scratch, all False,
+    longer than any position by one: EMPTY marks its end.
     """
     marks[order] = True
     resident = marks[selected]
@@ -47,9 +59,10 @@ def lru_step(order: Positions, selected: Positions, marks: Marks) -> tuple[Posit
     marks[selected] = True
     hit_slots = marks[order]
     marks[selected] = False
-    loaded = selected[~resident]
-    stale = order[~hit_slots]
-    return np.concatenate([stale[loaded.size :], loaded, order[hit_slots]]), selected.size - loaded.size
+    loaded, hits = selected[~resident], order[hit_slots]
+    stale = order[~hit_slots][loaded.size :]
+    used = (loaded, hits) if newest is Newest.HITS else (hits, loaded)
+    return np.concatenate([stale, *used]), hits.size
 
 
 @dataclass(frozen=True)
@@ -57,8 +70,8 @@ class Summary:
     """Means over steps; None where no request ran long enough to say.
 
     `overlaps`: lag in steps of the request → share of a selection that was also in the one so many steps before.
-    `hit_rates`: hot slots H → hits per selected position after the first quarter; the newest token, which has
-    a slot of its own, does not count. `pages_touched`: window in steps → share of the sequence's pages selected
+    `hit_rates`: hot slots H → hits of an exact LRU per selected position after the first quarter; the newest token,
+    which has a slot of its own, does not count. `buffer_hit_rates`: the same of the hot buffer's order of a step. `pages_touched`: window in steps → share of the sequence's pages selected
     from at least once within it. `group_overlap`: share of a selection that the group before it also made in the
     same step.
     """
@@ -66,6 +79,7 @@ class Summary:
     selections: int
     overlaps: dict[int, float | None]
     hit_rates: dict[int, float | None]
+    buffer_hit_rates: dict[int, float | None]
     pages_touched: dict[int, float | None]
     group_overlap: float | None
 
@@ -124,17 +138,19 @@ class Statistics:
         return Summary(
             selections=sum(stream.steps for stream in streams),
             overlaps={lag: _mean(share for stream in streams for share in stream.overlaps[lag]) for lag in LAGS},
-            hit_rates={
-                slots: _mean(
-                    share for stream in streams for share in stream.hit_rates[slots][stream.steps // WARM_UP_SHARE :]
-                )
-                for slots in self._hot_slots
-            },
+            hit_rates=self._hit_rates(streams, Newest.LOADED),
+            buffer_hit_rates=self._hit_rates(streams, Newest.HITS),
             pages_touched={
                 window: _mean(share for stream in streams for share in stream.pages[window]) for window in WINDOWS
             },
             group_overlap=_mean(share for stream in streams for share in stream.group_overlaps),
         )
+
+    def _hit_rates(self, streams: list[_Stream], newest: Newest) -> dict[int, float | None]:
+        return {
+            slots: _mean(share for stream in streams for share in stream.buffers[slots, newest].counted_hit_rates())
+            for slots in self._hot_slots
+        }
 
     def _stream(self, selection: Selection) -> _Stream:
         key = selection.request, selection.layer
@@ -149,18 +165,39 @@ class Statistics:
         return stream
 
 
+class _Buffer:
+    """Hot slots of one request and layer, and the share of hits in each step."""
+
+    def __init__(self, slots: int, newest: Newest) -> None:
+        self._newest = newest
+        self._order: Positions = np.full(slots, EMPTY, np.int32)
+        self._hit_rates: list[float] = []
+
+    def step(self, positions: Positions, token_count: int, marks: Marks) -> None:
+        """Select `positions`. A sequence that fits is resident as a whole, each row in the slot of its position."""
+        slots = self._order.size
+        if token_count <= slots:
+            self._order[:] = np.arange(slots)
+            self._hit_rates.append(1.0)
+            return
+        self._order, hits = lru_step(self._order, positions, marks, self._newest)
+        self._hit_rates.append(hits / positions.size if positions.size else 1.0)
+
+    def counted_hit_rates(self) -> list[float]:
+        """Those after the first quarter."""
+        return self._hit_rates[len(self._hit_rates) // WARM_UP_SHARE :]
+
+
 class _Stream:
     """The account of one request and layer: one number per step and measure."""
 
     def __init__(self, hot_slots: Sequence[int]) -> None:
         self.steps = 0
         self.overlaps: dict[int, list[float]] = {lag: [] for lag in LAGS}
-        self.hit_rates: dict[int, list[float]] = {slots: [] for slots in hot_slots}
+        self.buffers = {(slots, newest): _Buffer(slots, newest) for slots in hot_slots for newest in Newest}
         self.pages: dict[int, list[float]] = {window: [] for window in WINDOWS}
         self.group_overlaps: list[float] = []
         self._recent: deque[Positions] = deque(maxlen=max(LAGS))
-        self._orders: dict[int, Positions] = {}
-        """By number of hot slots: what they hold, oldest first."""
         self._touched: NDArray[np.int64] = np.zeros(0, np.int64)
         """Of each page: in which step of this stream, from 1, it was last selected from; NEVER if in none."""
 
@@ -172,19 +209,10 @@ class _Stream:
         self._recent.append(selection.positions)
 
     def count_hits(self, selection: Selection, marks: Marks) -> None:
-        """A sequence that fits into the slots is resident as a whole; `marks` is all False."""
-        newest = selection.token_count - 1
-        older = selection.positions[selection.positions < newest]
-        for slots, rates in self.hit_rates.items():
-            if selection.token_count <= slots:
-                self._orders.setdefault(slots, np.arange(slots, dtype=np.int32))
-                rates.append(1.0)
-                continue
-            order = self._orders.get(slots)
-            if order is None:
-                order = np.full(slots, EMPTY, np.int32)
-            self._orders[slots], hits = lru_step(order, older, marks)
-            rates.append(hits / older.size if older.size else 1.0)
+        """`marks` is all False."""
+        older = selection.positions[selection.positions < selection.token_count - 1]
+        for buffer in self.buffers.values():
+            buffer.step(older, selection.token_count, marks)
 
     def count_pages(self, selection: Selection, page_tokens: int) -> None:
         """Windows are of this stream's own steps, the present one included."""
