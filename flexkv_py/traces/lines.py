@@ -35,8 +35,7 @@ class JsonLines:
         number = 0
         try:
             with self.path.open("rb") as raw:
-                packed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-                raw.seek(0)
+                packed = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)  # a pipe cannot go back
                 file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
                 while line := file.readline(LINE_BYTES_MAX + 1):
                     number += 1
@@ -45,12 +44,12 @@ class JsonLines:
                     yield line
         except OSError as error:
             if error.errno is None:  # gzip's own
-                raise self.bad(number + 1, f"it cannot be read: {error}") from error
+                raise self._damaged(number + 1, error) from error
             raise FlexKVError(
                 ErrorCode.BAD_TRACE, f"{self.path} cannot be read ({error.strerror}): name a readable trace file"
             ) from error
         except (EOFError, zlib.error) as error:  # a truncated gzip file ends in EOFError
-            raise self.bad(number + 1, f"it cannot be read: {error}") from error
+            raise self._damaged(number + 1, error) from error
 
     def decoded(self, line_type: type[Line]) -> Iterator[tuple[int, Line]]:
         """Lines and their numbers, from 1. Raises FlexKVError (`bad_trace`) at the first that is no `line_type`."""
@@ -59,10 +58,21 @@ class JsonLines:
             yield number, self.decode(number, line, decoder)
 
     def decode(self, number: int, line: bytes, decoder: msgspec.json.Decoder[Line]) -> Line:
+        if not line.strip():
+            raise self.bad(number, "it is empty")
         try:
             return decoder.decode(line)
+        except RecursionError as error:
+            raise self.bad(number, "it is nested too deeply") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:  # a ValidationError is a DecodeError
             raise self.bad(number, str(error)) from error
+
+    def _damaged(self, number: int, error: Exception) -> FlexKVError:
+        return FlexKVError(
+            ErrorCode.BAD_TRACE,
+            f"{self.path}:{number}: it cannot be read ({str(error).rstrip('.')}), so the packed file is torn or "
+            "damaged: copy or record it again",
+        )
 
     def bad(self, number: int, cause: str) -> FlexKVError:
         """What is to be raised for line `number`: its place, the cause, the cure."""

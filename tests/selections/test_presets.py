@@ -60,7 +60,7 @@ def test_every_group_has_the_statistics_of_the_preset():
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_its_figures_at_other_seeds(name, seed):
-    """2,048 tokens drawn once, and 200 steps of which each resembles the last 66: chance moves figures by up to 0.008."""
+    """A step resembles the 66 before it, so 200 say little more than three: chance moves figures by up to 0.008."""
     assert_published_figures(summary_of(name, seed), name)
 
 

@@ -10,7 +10,8 @@ import pytest
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.selections import Selection, Selections, Workload
 from flexkvd.selections import statistics as counting
-from flexkvd.selections.statistics import LAGS, WINDOWS, Newest, Statistics, lru_step
+from flexkvd.selections.lru import Newest, lru_step
+from flexkvd.selections.statistics import LAGS, WINDOWS, Statistics
 
 
 class PlainSlots:
@@ -20,7 +21,7 @@ class PlainSlots:
         self.order: list[int | None] = [None] * slots
         self.newest = newest
 
-    def step(self, selected: list[int]) -> int:
+    def step(self, selected: list[int]) -> list[int]:
         hits = [row for row in self.order if row in selected]
         unused = [row for row in self.order if row not in selected]
         loaded = []
@@ -29,7 +30,7 @@ class PlainSlots:
                 unused.pop(0)
                 loaded.append(position)
         self.order = unused + (loaded + hits if self.newest is Newest.HITS else hits + loaded)
-        return len(hits)
+        return loaded
 
 
 def selection(step: int, positions: list[int], token_count: int = 1000, request: int = 0, layer: int = 0) -> Selection:
@@ -39,13 +40,13 @@ def selection(step: int, positions: list[int], token_count: int = 1000, request:
 @pytest.mark.parametrize("newest", Newest)
 @pytest.mark.parametrize("slots", [8, 9, 20, 40])
 def test_the_exact_lru_equals_a_plain_one(slots, newest):
-    """Order and hits are the same after each of 300 random steps, from empty slots on, whatever the misses' order."""
+    """Order and what is loaded are the same after each of 300 random steps, from empty slots on."""
     draw = random.Random(slots)
     plain, order, marks = PlainSlots(slots, newest), np.full(slots, -1, np.int32), np.zeros(51, np.bool_)
     for _ in range(300):
         selected = draw.sample(range(50), draw.randint(1, 8))
-        order, hits = lru_step(order, np.array(selected, np.int32), marks, newest)
-        assert hits == plain.step(selected)
+        order, loaded = lru_step(order, np.array(selected, np.int32), marks, newest)
+        assert loaded.tolist() == plain.step(selected)
         assert order.tolist() == [-1 if row is None else row for row in plain.order]
         assert not marks.any()
 
@@ -58,7 +59,8 @@ def test_hit_rates_are_those_of_plain_slots(newest):
     rates: dict[tuple, list[float]] = {key: [] for key in plain}
     for each in Selections(workload):
         older = [position for position in each.positions.tolist() if position < each.token_count - 1]
-        rates[each.request, each.layer].append(plain[each.request, each.layer].step(older) / len(older))
+        loaded = plain[each.request, each.layer].step(older)
+        rates[each.request, each.layer].append(1 - len(loaded) / len(older))
     expected = np.mean([rate for stream in rates.values() for rate in stream[10:]])
     summary = Statistics((320,)).add_all(Selections(workload)).summary()
     counted = summary.buffer_hit_rates if newest is Newest.HITS else summary.hit_rates
@@ -125,3 +127,29 @@ def test_requests_times_layers_are_bounded(monkeypatch):
     with pytest.raises(FlexKVError, match="more than 2 requests times layers") as refused:
         statistics.add(selection(0, [1], layer=2))
     assert refused.value.code is ErrorCode.LIMIT_EXCEEDED
+
+
+def test_what_all_streams_keep_is_bounded(monkeypatch):
+    """Many layers of long sequences and small pages: a coded error before memory is gone."""
+    monkeypatch.setattr(counting, "KEPT_MAX", 150)
+    statistics = Statistics((8,), page_tokens=10)
+    statistics.add(selection(0, [1]))
+    with pytest.raises(FlexKVError, match="more than 150 pages and hot slots") as refused:
+        statistics.add(selection(0, [1], layer=1))
+    assert refused.value.code is ErrorCode.LIMIT_EXCEEDED
+
+
+@pytest.mark.parametrize("sizes", [((1 << 25,), 64), ((), 1 << 25)], ids=str)
+def test_slots_and_pages_longer_than_any_sequence_are_refused(sizes):
+    """A slip of the finger, before a buffer of that size is made."""
+    with pytest.raises(FlexKVError, match="no sequence is longer") as refused:
+        Statistics(*sizes)
+    assert refused.value.code is ErrorCode.BAD_ARGUMENT
+
+
+def test_a_sequence_that_becomes_shorter_has_fewer_pages():
+    """As after a rejected speculation: pages it gave up do not count as touched."""
+    statistics = Statistics((), page_tokens=10)
+    statistics.add(selection(0, [1, 95], 100))
+    statistics.add(selection(1, [1], 50))
+    assert statistics.summary().pages_touched[1] == pytest.approx((2 / 10 + 1 / 5) / 2)

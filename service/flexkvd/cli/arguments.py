@@ -26,6 +26,13 @@ def byte_size(word: str) -> int:
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
+def positive_size(word: str) -> int:
+    """A size of at least 1 byte."""
+    if not (size := byte_size(word)):
+        raise argparse.ArgumentTypeError(f"{word!r} is nothing: write a size above 0, as 64KiB")
+    return size
+
+
 def positive(word: str) -> int:
     """A whole number from 1 to COUNT_MAX."""
     digits = word.isascii() and word.isdecimal() and len(word) <= len(str(COUNT_MAX))
@@ -78,12 +85,11 @@ def writable_file(word: str) -> Path:
 
 def dram_room(word: str) -> float | int:
     """`50%` → 0.5 of all; a number of at least 1 → so many."""
-    if not word.endswith("%"):
-        return positive(word)
     try:
-        return share(str(float(word[:-1]) / 100))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r} is neither a share, like 50%, nor a number of chunks") from None
+        return share(str(float(word[:-1]) / 100)) if word.endswith("%") else positive(word)
+    except (ValueError, argparse.ArgumentTypeError):
+        cause = f"{word[:40]!r} is neither a share from 0% to 100%, like 50%, nor a number of chunks"
+        raise argparse.ArgumentTypeError(cause) from None
 
 
 _TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

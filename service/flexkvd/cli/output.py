@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, JustifyMethod, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +25,8 @@ PIPE_COLUMNS = 10_000
 
 STANDARD_OUTPUT = Path("-")
 """As a file for results."""
+
+ItemT = TypeVar("ItemT")
 
 View = Callable[[Mapping[str, Any]], Iterable[RenderableType]]
 """From an answer of the daemon to what people see of it. Pure."""
@@ -72,6 +75,21 @@ def results(path: Path | None) -> Iterator[Callable[[Mapping[str, object]], None
 
 def _write(path: Path, result: Mapping[str, object]) -> None:
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def watched() -> bool:
+    """Whether somebody sees what progress is shown: counting ahead how much there is to do is for nobody else."""
+    return Console(stderr=True).is_terminal
+
+
+def shown(items: Iterable[ItemT], what: str, total: int | None) -> Iterator[ItemT]:
+    """The items, with a progress bar on stderr while they are taken. Numbers are how far it is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched()) as progress:
+        task = progress.add_task(what, total=total)
+        for number, item in enumerate(items, start=1):
+            progress.update(task, completed=item if isinstance(item, int) else number)
+            yield item
 
 
 def note(sentence: str) -> None:

@@ -13,22 +13,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd.cli.arguments import byte_size, dram_room, positive, whole
-from flexkvd.cli.selections import WORKLOAD_OPTIONS, add_workload, chosen_workload
+from flexkvd.cli.arguments import dram_room, positive, positive_size, whole
+from flexkvd.cli.output import shown
+from flexkvd.cli.selections import WORKLOAD_OPTIONS, add_workload, chosen_workload, recorded
 from flexkvd.rowreplay.link import LinkSpeed
-from flexkvd.rowreplay.needs import RequestNeeds, needs_of
+from flexkvd.rowreplay.needs import TOKENS_PER_BLOCK, RequestNeeds, needs_of
 from flexkvd.rowreplay.run import ROW_POLICIES, Result, chunks_in_all, play, result_of
 from flexkvd.rowreplay.world import WorldRules
 from flexkvd.selections import PRESETS, Selection, Selections
-from flexkvd.selections.exchange import count_selections, read_selections
-
-ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ COLUMNS: dict[str, Callable[[Result], float | None]] = {
     "ahead": lambda result: result.reads_ahead_per_step,
     "MB read": lambda result: result.read_bytes_per_step / 1e6,
     "HBM %": lambda result: 100 * result.hbm_hits,
-    "DRAM %": lambda result: 100 * result.dram_hits,
+    "DRAM %": lambda result: None if result.dram_hits is None else 100 * result.dram_hits,
     "right %": lambda result: None if result.guesses_used is None else 100 * result.guesses_used,
     "turn": lambda result: result.ticks_per_turn_start,
 }
@@ -70,9 +64,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("selections, against row policies alone")
     group.add_argument("--selections", metavar="PRESET|FILE", help=f"{', '.join(PRESETS)}, or JSON lines")
     group.add_argument("--hot-slots", type=positive, metavar="H", help="rows in HBM per request and layer group (4096)")
-    group.add_argument("--dram", type=dram_room, metavar="P%%|N", help="of all chunks, or so many (50%%)")
-    group.add_argument("--chunk-bytes", type=byte_size, metavar="SIZE", help="of one group's chunk of a block (384KiB)")
-    group.add_argument("--ssd-speed", type=byte_size, metavar="SIZE", help="bytes per second of the link (3GB)")
+    group.add_argument("--dram", type=dram_room, metavar="P%|N", help="of all chunks, or so many (50%%)")
+    group.add_argument(
+        "--chunk-bytes", type=positive_size, metavar="SIZE", help="of one group's chunk of a block (384KiB)"
+    )
+    group.add_argument("--ssd-speed", type=positive_size, metavar="SIZE", help="bytes per second of the link (3GB)")
     group.add_argument("--ssd-latency-us", type=whole, metavar="N", help="of a read (200)")
     group.add_argument("--step-ms", type=positive, metavar="N", help="of one decode step (25)")
     group.add_argument("--report-steps", type=positive, metavar="N", help="from report to report (16)")
@@ -94,7 +90,7 @@ def run_rows(chosen: argparse.Namespace, policies: list[str]) -> dict[str, objec
     given = {name: getattr(chosen, name) for name in OPTION_NAMES if getattr(chosen, name) is not None}
     options = RowOptions(**given)
     started = time.perf_counter()
-    needs = needs_of(_chosen_selections(chosen), options.hot_slots)
+    needs = needs_of(_fitting(_chosen_selections(chosen), options.hot_slots), options.hot_slots)
     rules = _rules(options, needs)
     chunks = chunks_in_all(needs)
     print(
@@ -104,8 +100,8 @@ def run_rows(chosen: argparse.Namespace, policies: list[str]) -> dict[str, objec
     print("per step of one request" + "".join(f"{name:>9}" for name in COLUMNS))
     results: dict[str, Result] = {}
     for policy in policies:
-        shown = partial(_with_progress, what=policy, total=_steps_to_play(needs, rules))
-        result = results[policy] = result_of(play(needs, policy, rules, shown), options.chunk_bytes)
+        watch = partial(shown, what=policy, total=_steps_to_play(needs, rules))
+        result = results[policy] = result_of(play(needs, policy, rules, watch), options.chunk_bytes)
         figures = (column(result) for column in COLUMNS.values())
         print(f"{policy:23}" + "".join(f"{'–' if each is None else f'{each:.2f}':>9}" for each in figures))
     _print_guesses(results)
@@ -130,19 +126,35 @@ def _chosen_selections(chosen: argparse.Namespace) -> Iterator[Selection]:
         )
     if chosen.selections in PRESETS:
         generated = Selections(chosen_workload(argparse.Namespace(**vars(chosen) | {"preset": chosen.selections})))
-        return _with_progress(generated, what="selections", total=len(generated))
+        return shown(generated, "selections", len(generated))
     given = [name for name in WORKLOAD_OPTIONS if getattr(chosen, name) is not None]
     if given:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
             f"--{given[0].replace('_', '-')} does nothing for a recording: leave it out, or name a preset",
         )
-    path = Path(chosen.selections)
-    return _with_progress(read_selections(path), what="selections", total=count_selections(path))
+    return recorded(Path(chosen.selections))
+
+
+def _fitting(selections: Iterable[Selection], hot_slots: int) -> Iterator[Selection]:
+    """The selections. Raises FlexKVError (`bad_argument`) at the first that no hot buffer of this size could serve."""
+    for each in selections:
+        if each.positions.size > hot_slots:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"--hot-slots {hot_slots}: request {each.request!r}, layer {each.layer} selects {each.positions.size} "
+                f"positions in step {each.step}, and a step needs a slot for each: give at least as many",
+            )
+        yield each
 
 
 def _rules(options: RowOptions, needs: list[RequestNeeds]) -> WorldRules:
     chunks = chunks_in_all(needs)
+    if not chunks:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT,
+            f"no sequence has a full block of {TOKENS_PER_BLOCK} tokens, so nothing is ever read: give longer ones",
+        )
     dram, prefill, step_s = options.dram, options.prefill_steps, options.step_ms / 1e3
     shortest = min(len(each.steps) for each in needs)
     if shortest <= prefill:
@@ -181,14 +193,3 @@ def _print_guesses(results: dict[str, Result]) -> None:
             print(f"{policy}: {reason} predicted {count:,}, {result.came_true.get(reason, 0):,} seen to come true")
         if result.nothing_is_cold is not None:
             print(f"{policy}: {result.nothing_is_cold:.0%} of the ticks it found that nothing is cold")
-
-
-def _with_progress(items: Iterable[ItemT], *, what: str, total: int) -> Iterator[ItemT]:
-    """The items, with a progress bar on stderr while they are taken. Numbers are how far it is."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        for number, item in enumerate(items, start=1):
-            progress.update(task, completed=item if isinstance(item, int) else number)
-            yield item

@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli.arguments import counts, positive, share, whole, writable_file
-from flexkvd.cli.output import results
+from flexkvd.cli.output import results, shown, watched
 from flexkvd.selections import PRESETS, Selection, Selections, Workload
 from flexkvd.selections.exchange import count_selections, read_selections, write_selections
 from flexkvd.selections.statistics import Statistics, Summary
@@ -112,6 +109,12 @@ def chosen_workload(chosen: argparse.Namespace) -> Workload:
     return Workload(**given)
 
 
+def recorded(path: Path) -> Iterator[Selection]:
+    """The selections of a recording, with a progress bar. How long a pipe is, is not known: it is read only once."""
+    total = count_selections(path) if watched() and path.is_file() else None
+    return shown(read_selections(path), "selections", total)
+
+
 def _generate(chosen: argparse.Namespace) -> int:
     with results(chosen.json) as write:
         write(_generated(chosen))
@@ -121,7 +124,7 @@ def _generate(chosen: argparse.Namespace) -> int:
 def _generated(chosen: argparse.Namespace) -> dict[str, object]:
     selections = Selections(chosen_workload(chosen))
     started = time.perf_counter()
-    count = write_selections(chosen.file, _shown(selections, len(selections), "selections"))
+    count = write_selections(chosen.file, shown(selections, "selections", len(selections)))
     seconds = time.perf_counter() - started
     size = chosen.file.stat().st_size
     print(f"{chosen.file}: {count:,} selections, {size:,} bytes, {seconds:.1f} s ({count / seconds:,.0f}/s)")
@@ -138,10 +141,10 @@ def _figures(chosen: argparse.Namespace) -> dict[str, object]:
     statistics = Statistics(chosen.hot_slots, chosen.page_tokens)
     if chosen.file is None:
         generated = Selections(chosen_workload(chosen))
-        statistics.add_all(_shown(generated, len(generated), "selections"))
+        statistics.add_all(shown(generated, "selections", len(generated)))
     else:
         _refuse_workload(chosen)
-        statistics.add_all(_shown(read_selections(chosen.file), count_selections(chosen.file), "lines"))
+        statistics.add_all(recorded(chosen.file))
     summaries = {"all": statistics.summary()}
     _print_list(summaries["all"])
     if chosen.by_layer:
@@ -185,7 +188,10 @@ def _print_list(summary: Summary) -> None:
 
 def _print_lines(summaries: dict[str, Summary]) -> None:
     """A line for each, for layers are many; the headings are short forms of those of the list."""
-    lines = {name: _measures(summary, "lag {}", "LRU {}", "hot {}", "pages {}", "group") for name, summary in summaries.items()}
+    lines = {
+        name: _measures(summary, "lag {}", "LRU {}", "hot {}", "pages {}", "group")
+        for name, summary in summaries.items()
+    }
     print(" " * 10, *(f"{words:>7}" for words in next(iter(lines.values()))))
     for name, figures in lines.items():
         print(f"{name:10}", *(f"{figure:>{max(7, len(words))}}" for words, figure in figures.items()))
@@ -193,11 +199,3 @@ def _print_lines(summaries: dict[str, Summary]) -> None:
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
-
-
-def _shown(selections: Iterable[Selection], total: int, what: str) -> Iterator[Selection]:
-    """The selections, with a progress bar on stderr while they are taken."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield from progress.track(selections, total=total, description=what)

@@ -39,8 +39,8 @@ class Result:
     """Spent on the first step after idle time; None where there was none."""
     hbm_hits: float
     """Of selected rows."""
-    dram_hits: float
-    """Of chunks that a step needs because rows of them are not in HBM, at its first try."""
+    dram_hits: float | None
+    """Of chunks that a step needs because rows of them are not in HBM, at its first try; None where it needs none."""
     reads_per_step: float
     reads_ahead_per_step: float
     """Of these, before a step failed for them."""
@@ -85,7 +85,7 @@ def result_of(world: World, chunk_bytes: int) -> Result:
         ticks_per_step=costs.ticks / steps,
         ticks_per_turn_start=_share(costs.turn_ticks, costs.turns),
         hbm_hits=costs.row_hits / max(1, costs.row_hits + costs.row_misses),
-        dram_hits=costs.found / max(1, costs.needed),
+        dram_hits=_share(costs.found, costs.needed),
         reads_per_step=reads / steps,
         reads_ahead_per_step=ahead / steps,
         read_bytes_per_step=reads * chunk_bytes / steps,

@@ -27,7 +27,8 @@ from flexkvd.rowreplay.needs import TOKENS_PER_BLOCK, RequestNeeds
 
 VICTIMS_AT_ONCE = 64
 TICKS_PER_STEP_MAX = 1000
-"""Of all requests together, in the mean; beyond that a run is taken for stuck."""
+"""Of all requests together, in the mean; beyond that a run is taken for stuck. Those in which nobody has a step do not
+count."""
 
 
 PolicyMaker = Callable[[list[RequestNeeds], list[int]], RowPolicy]
@@ -122,6 +123,7 @@ class World:
         self._victims: deque[Place] = deque()  # the coldest as of this tick
         self._steps_total = sum(len(each.steps) - rules.prefill_steps for each in needs)
         self._counting = False
+        self._ticks_tried = 0
         self._prefill()
 
     @property
@@ -141,6 +143,7 @@ class World:
         self._victims.clear()
         for place in self._link.landed(self.tick):
             self._land(place)
+        self._ticks_tried += any(not request.over and request.due <= self.tick for request in self.requests)
         for request in self.requests:
             self._play(request)
             self.progress[request.number] = request.done
@@ -151,11 +154,11 @@ class World:
         self.costs.nothing_cold_ticks += getattr(self.policy, "nothing_is_cold", False)
         if not self._counting and 4 * self.steps_done >= self._steps_total:
             self._counting, self.costs = True, Costs()
-        if self.tick > TICKS_PER_STEP_MAX * (self.steps_done + 1):
+        if self._ticks_tried > TICKS_PER_STEP_MAX * (self.steps_done + 1):
             raise FlexKVError(
                 ErrorCode.BAD_ARGUMENT,
-                f"after {self.tick:,} ticks {self.steps_done:,} steps are done: what the requests need does not fit; "
-                "give more DRAM, or fewer requests",
+                f"after {self._ticks_tried:,} ticks {self.steps_done:,} steps are done: what the requests need does "
+                "not fit, or the link is too slow for it; give more DRAM, a faster link, or fewer requests",
             )
         return not all(request.over for request in self.requests)
 

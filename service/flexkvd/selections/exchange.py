@@ -34,10 +34,16 @@ GZIP_LEVEL = 3
 """Packs to a third; level 6 saves a fifth of that and takes three times as long."""
 
 
+NAME_CHARACTERS_MAX = 256
+"""Of a request's name: it is remembered with its last step, and said in errors."""
+
+FORM = "that tells one layer's selection in one step"
+
+
 class SelectionLine(msgspec.Struct):
     """One line of a file of selections. The names in the file are those of the first public recorder."""
 
-    request: int | str = msgspec.field(name="request_id")
+    request: int | Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = msgspec.field(name="request_id")
     layer: Annotated[int, msgspec.Meta(ge=0, lt=LAYERS_MAX)] = msgspec.field(name="layer_id")
     step: Annotated[int, msgspec.Meta(ge=0, le=STEP_MAX)] = msgspec.field(name="step_idx")
     token_count: Annotated[int, msgspec.Meta(ge=1, le=TOKENS_MAX)] = msgspec.field(name="seq_len_current")
@@ -51,7 +57,7 @@ def read_selections(path: Path) -> Iterator[Selection]:
     beyond the sequence or selected twice, a step of a request and layer that does not come after the one before;
     `limit_exceeded` for more than STREAMS_MAX requests times layers.
     """
-    file = JsonLines(path, "that tells one layer's selection in one step")
+    file = JsonLines(path, FORM)
     last_steps: dict[tuple[int | str, int], int] = {}
     for number, line in file.decoded(SelectionLine):
         stream = line.request, line.layer
@@ -75,7 +81,7 @@ def read_selections(path: Path) -> Iterator[Selection]:
 
 def count_selections(path: Path) -> int:
     """Lines of the file, for a progress bar. Raises FlexKVError (`bad_trace`) if it cannot be read."""
-    return sum(1 for _ in JsonLines(path, "").raw())
+    return sum(1 for _ in JsonLines(path, FORM).raw())
 
 
 def write_selections(path: Path, selections: Iterable[Selection]) -> int:
