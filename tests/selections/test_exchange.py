@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import os
+from pathlib import Path
 
 import pytest
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.traces.lines import LINE_BYTES_MAX
 from flexkvd.selections import Selections, Workload, exchange
 from flexkvd.selections.exchange import count_selections, read_selections, write_selections
 
@@ -75,6 +79,11 @@ BAD = [
     ({"step_idx": 42}, "steps of a request and layer must rise"),
     ({"request_id": None}, "request_id"),
     ({"request_id": 1.5}, "request_id"),
+    ({"request_id": "x" * 257}, "length <= 256"),
+    ({"selected_token_pos": [1, math.nan]}, "malformed"),
+    ({"selected_token_pos": [1.0]}, "got `float`"),
+    ({"selected_token_pos": ["1"]}, "got `str`"),
+    ({"seq_len_current": "43"}, "got `str`"),
 ]
 
 
@@ -98,6 +107,34 @@ def test_what_is_no_selection_at_all_is_refused(tmp_path, line):
         list(read_selections(tmp_path / "out"))
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (b"", "it is empty"),
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b"x" * (LINE_BYTES_MAX + 1), "longer than"),
+    ],
+    ids=["empty", "deep", "long"],
+)
+def test_a_line_that_is_no_object_at_all_says_what_it_is(tmp_path, line, cause):
+    """Empty, nested without end, without an end: no decoder's own words."""
+    (tmp_path / "out").write_bytes(json.dumps(LINE).encode() + b"\n" + line + b"\n")
+    with pytest.raises(FlexKVError, match=f"out:2: it is .*{cause.removeprefix('it is ')}"):
+        list(read_selections(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "packed"])
+def test_a_pipe_is_read_like_a_file(pack):
+    """What another program writes need not lie on a disk first."""
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(pack(json.dumps(LINE).encode() + b"\n"))
+    try:
+        assert [describe(each)[0] for each in read_selections(Path(f"/dev/fd/{reading}"))] == [42]
+    finally:
+        os.close(reading)
+
+
 def test_missing_empty_and_torn_files_are_refused(tmp_path):
     """The sentence says which: no file, nothing in it, a packed file that ends too early."""
     with pytest.raises(FlexKVError, match="No such file"):
@@ -108,8 +145,9 @@ def test_missing_empty_and_torn_files_are_refused(tmp_path):
     write_selections(tmp_path / "whole.gz", Selections(WORKLOAD))
     packed = (tmp_path / "whole.gz").read_bytes()
     (tmp_path / "torn").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(FlexKVError, match="cannot be read"):
-        list(read_selections(tmp_path / "torn"))
+    for read in (read_selections, count_selections):
+        with pytest.raises(FlexKVError, match=r"torn:\d+: it cannot be read .*: copy or record it again"):
+            list(read(tmp_path / "torn"))
 
 
 def test_requests_times_layers_of_a_file_are_bounded(tmp_path, monkeypatch):

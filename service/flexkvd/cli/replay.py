@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.policies import POLICIES
@@ -21,7 +20,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.traces import TraceRequest, count_requests, open_trace
 from flexkvd.cli.arguments import block_count, byte_size, positive, tier_blocks, writable_file
 from flexkvd.cli.dry import DryRun, HitCount, Room, planner_config
-from flexkvd.cli.output import results
+from flexkvd.cli.output import results, shown
 from flexkvd.cli.reference import LruReference
 from flexkvd.cli.rows import add_options, given_options, run_rows
 from flexkvd.rowreplay.run import ROW_POLICIES
@@ -253,7 +252,4 @@ def _shown(chosen: argparse.Namespace, what: str) -> Iterator[TraceRequest]:
     requests: Iterable[TraceRequest] = open_trace(chosen.trace, chosen.tokens_per_block)
     if chosen.limit:
         requests, total = islice(requests, chosen.limit), min(total, chosen.limit)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield from progress.track(requests, total=total, description=what)
+    return shown(requests, what, total)
