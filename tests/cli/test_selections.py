@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 
 import pytest
 
 from flexkvd.cli import main
+from flexkvd.selections import read_selections
 
 SMALL = ["--tokens", "2000", "--top-k", "200", "--steps", "40", "--groups", "2", "--layers-per-group", "3"]
 
@@ -29,6 +32,29 @@ def test_a_file_has_the_statistics_of_what_it_was_written_from(tmp_path, capsys)
     assert "–" in said  # 40 steps have no window of 128
 
 
+def test_lines_go_to_standard_output(capfd):
+    """`-` is standard output: nothing but lines goes there."""
+    assert main(["selections", "generate", "-", *SMALL]) == 0
+    lines, said = capfd.readouterr()
+    assert "80 selections" in said
+    assert {next(iter(json.loads(line))) for line in lines.splitlines()} == {"request_id"}
+    assert len(lines.splitlines()) == 80
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path, capsys):
+    """What is no file is never replaced by one: not a pipe, and so not a device either."""
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.extend(read_selections(pipe)))
+    reader.start()
+    assert main(["selections", "generate", str(pipe), *SMALL]) == 0
+    reader.join()
+    assert len(read) == 80
+    assert pipe.is_fifo()
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
@@ -37,6 +63,8 @@ def test_a_file_has_the_statistics_of_what_it_was_written_from(tmp_path, capsys)
         (["stats", "--hot-slots", "100"], "only 100 hot slots"),
         (["stats", "--top-k", "70000"], "top_k is 70000: choose it from 1 to 65536"),
         (["generate", "FILE", "--turn-steps", "3"], "give both, or neither"),
+        (["generate", "FILE", "--json", "FILE"], "name two"),
+        (["stats", "--hot-slots", "99999999"], "no sequence is longer"),
     ],
     ids=str,
 )

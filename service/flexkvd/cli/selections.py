@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkvd.cli.arguments import counts, positive, share, whole, writable_file
-from flexkvd.cli.output import results, shown, watched
+from flexkvd.cli.output import STANDARD_OUTPUT, note, results, shown, watched
 from flexkvd.selections import PRESETS, Selection, Selections, Workload
-from flexkvd.selections.exchange import count_selections, read_selections, write_selections
+from flexkvd.selections.exchange import count_selections, read_selections, write_lines, write_selections
 from flexkvd.selections.statistics import Statistics, Summary
 
 DESCRIPTION = """\
@@ -30,7 +31,7 @@ reads. Selections are generated with published statistics, or read from a record
 GENERATE = """\
 Writes generated selections, one JSON object per step, request and layer group: request_id, layer_id,
 step_idx, seq_len_current, selected_token_pos. Packed if the file's name ends in .gz. About 12 KB a line at
-K = 2,048, 4 KB packed.
+K = 2,048, 4 KB packed. A file appears when it is whole; a pipe is written to as it comes.
 """
 
 STATS = """\
@@ -49,6 +50,8 @@ examples:
   flexkv selections generate out.jsonl.gz --requests 8 --turn-steps 64 --idle-steps 256 --topic-steps 40
 """
 
+STANDARD_INPUT = Path("-")
+
 WORKLOAD_OPTIONS = tuple(field.name for field in dataclasses.fields(Workload))
 
 
@@ -60,11 +63,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     generate = actions.add_parser("generate", help="write generated selections", description=GENERATE, **style)
-    generate.add_argument("file", type=writable_file, metavar="FILE", help="what to write; .gz: packed")
+    generate.add_argument("file", type=writable_file, metavar="FILE", help="what to write; .gz: packed; -: stdout")
     add_workload(generate)
     generate.set_defaults(run=_generate)
     stats = actions.add_parser("stats", help="overlap, LRU hits, pages touched", description=STATS, **style)
-    stats.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a recording (none: generated)")
+    stats.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a recording; -: stdin (none: generated)")
     stats.add_argument(
         "--hot-slots",
         type=counts,
@@ -111,11 +114,14 @@ def chosen_workload(chosen: argparse.Namespace) -> Workload:
 
 def recorded(path: Path) -> Iterator[Selection]:
     """The selections of a recording, with a progress bar. How long a pipe is, is not known: it is read only once."""
+    path = Path("/dev/stdin") if path == STANDARD_INPUT else path
     total = count_selections(path) if watched() and path.is_file() else None
     return shown(read_selections(path), "selections", total)
 
 
 def _generate(chosen: argparse.Namespace) -> int:
+    if chosen.file == chosen.json:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"FILE and --json are both {chosen.file}: name two")
     with results(chosen.json) as write:
         write(_generated(chosen))
     return 0
@@ -124,11 +130,20 @@ def _generate(chosen: argparse.Namespace) -> int:
 def _generated(chosen: argparse.Namespace) -> dict[str, object]:
     selections = Selections(chosen_workload(chosen))
     started = time.perf_counter()
-    count = write_selections(chosen.file, shown(selections, "selections", len(selections)))
+    watched_selections = shown(selections, "selections", len(selections))
+    if chosen.file == STANDARD_OUTPUT:
+        count = write_lines(sys.stdout.buffer, watched_selections)
+    else:
+        count = write_selections(chosen.file, watched_selections)
     seconds = time.perf_counter() - started
-    size = chosen.file.stat().st_size
-    print(f"{chosen.file}: {count:,} selections, {size:,} bytes, {seconds:.1f} s ({count / seconds:,.0f}/s)")
-    return {"file": str(chosen.file), "selections": count, "bytes": size, "seconds": seconds}
+    size = chosen.file.stat().st_size if chosen.file.is_file() else None
+    figures = {"file": str(chosen.file), "selections": count, "bytes": size, "seconds": seconds}
+    said = f"{count:,} selections, {seconds:.1f} s ({count / seconds:,.0f}/s)"
+    if size is None:
+        note(said)  # standard output may be the very pipe
+    else:
+        print(f"{chosen.file}: {said}, {size:,} bytes")
+    return figures
 
 
 def _stats(chosen: argparse.Namespace) -> int:

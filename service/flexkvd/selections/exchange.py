@@ -87,21 +87,38 @@ def count_selections(path: Path) -> int:
 def write_selections(path: Path, selections: Iterable[Selection]) -> int:
     """Write them as lines, packed if the name ends in `.gz`; how many they were.
 
-    The file appears when it is whole: a run that is interrupted leaves what was there before. Raises FlexKVError
-    (`bad_argument`) if it cannot be written.
+    The file appears when it is whole: a run that is interrupted leaves what was there before. A pipe or a device is
+    written to as it is, never replaced. Raises FlexKVError (`bad_argument`) if it cannot be written.
     """
-    unfinished = path.with_name(path.name + ".unfinished")
-    encoder = msgspec.json.Encoder()
-    count = 0
+    packed = path.suffix == ".gz"
     try:
-        with _opened(unfinished, packed=path.suffix == ".gz") as file:
-            for selection in selections:
-                file.write(encoder.encode(_line(selection)) + b"\n")
-                count += 1
-        os.replace(unfinished, path)
+        if path.exists() and not path.is_file():
+            with _opened(path, packed=packed) as file:
+                return write_lines(file, selections)
+        return _write_whole(path.resolve(), selections, packed=packed)
+    except BrokenPipeError:
+        raise  # who reads has seen enough
     except OSError as error:
         cause = f"{path} cannot be written ({error.strerror}): name a file in a writable folder with room"
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, cause) from error
+
+
+def write_lines(file: IO[bytes], selections: Iterable[Selection]) -> int:
+    """Write them as lines to an open file; how many they were."""
+    encoder = msgspec.json.Encoder()
+    count = 0
+    for selection in selections:
+        file.write(encoder.encode(_line(selection)) + b"\n")
+        count += 1
+    return count
+
+
+def _write_whole(path: Path, selections: Iterable[Selection], *, packed: bool) -> int:
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with _opened(unfinished, packed=packed) as file:
+            count = write_lines(file, selections)
+        os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     return count

@@ -24,9 +24,10 @@ def smoothed(raw: Floats, cluster: int) -> Floats:
     if cluster == 1:
         return raw
     sums = np.cumsum(raw, dtype=np.float64)
-    sums[cluster:] -= sums[:-cluster].copy()
-    out: Floats = np.multiply(sums[cluster - 1 :], 1 / math.sqrt(cluster), dtype=np.float64).astype(np.float32)
-    return out
+    runs = sums[cluster - 1 :].copy()
+    runs[1:] -= sums[:-cluster]
+    runs *= 1 / math.sqrt(cluster)
+    return runs.astype(np.float32)
 
 
 class ScoreField:

@@ -7,6 +7,7 @@ scores come from `fields`. Called by the policy bench, benchmarks and `flexkv se
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,22 +75,25 @@ class _Request:
             for _, field in self._groups:
                 field.switch_topic(start, workload.topic_share)
         token_count = workload.tokens + self._steps_done
-        fields = np.empty(workload.tokens + workload.steps, np.float32)
+        scores = self._groups[0][1].step()
         for group, (own, field) in enumerate(self._groups):
-            fields[own] = field.step()
-            scores = with_bonuses(fields[:token_count])
-            positions = top_positions(scores, workload.top_k, self._floors[group] - FLOOR_MARGIN)
-            self._floors[group] = scores[positions].min()
+            if group:
+                scores[own] = field.step()
+            with bonuses(scores[:token_count]) as raised:
+                positions = top_positions(raised, workload.top_k, self._floors[group] - FLOOR_MARGIN)
+                self._floors[group] = raised[positions].min()
             yield Selection(step, self.number, group * workload.layers_per_group, token_count, positions)
 
 
-def with_bonuses(fields: Floats) -> Floats:
-    """Scores [N] with what the newest and the first tokens are given on top; `fields` [N] stays as it is."""
-    scores = fields.copy()
-    recent = min(RECENT_TOKENS, scores.size)
-    scores[scores.size - recent :] += RECENT_BONUS[RECENT_TOKENS - recent :]
+@contextmanager
+def bonuses(scores: Floats) -> Iterator[Floats]:
+    """Within it `scores` [N] have what the newest and the first tokens are given on top: only the ends are copied."""
+    recent = slice(max(0, scores.size - RECENT_TOKENS), None)
+    newest, first = scores[recent].copy(), scores[:FIRST_TOKENS].copy()
+    scores[recent] += RECENT_BONUS[RECENT_TOKENS - newest.size :]
     scores[:FIRST_TOKENS] += FIRST_BONUS
-    return scores
+    yield scores
+    scores[recent], scores[:FIRST_TOKENS] = newest, first
 
 
 def top_positions(scores: Floats, count: int, floor: np.float32) -> NDArray[np.int32]:
