@@ -17,7 +17,7 @@ def test_every_policy_is_played_and_written_down(tmp_path, capsys):
     assert main(["replay", "--selections", "mid", *SMALL.split(), "--json", str(result)]) == 0
     written = json.loads(result.read_text())
     assert list(written["policies"]) == ["lru", "lfu", "heat", "sparse", "future"]
-    assert (written["dram"], written["hot_slots"]) == (0.5, 256)
+    assert (written["dram"], written["hot_slots"], written["workload"]["cluster"]) == (0.5, 256, 64)
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     for policy, figures in written["policies"].items():
         assert float(lines[policy][1]) == pytest.approx(figures["absents_per_step"], abs=0.006)

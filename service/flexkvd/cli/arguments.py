@@ -35,15 +35,19 @@ def positive_size(word: str) -> int:
 
 def positive(word: str) -> int:
     """A whole number from 1 to COUNT_MAX."""
-    digits = word.isascii() and word.isdecimal() and len(word) <= len(str(COUNT_MAX))
-    if not digits or not 1 <= int(word) <= COUNT_MAX:
-        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no whole number from 1 to {COUNT_MAX}")
-    return int(word)
+    return _number_from(1, word)
 
 
 def whole(word: str) -> int:
     """A whole number from 0 to COUNT_MAX."""
-    return 0 if word == "0" else positive(word)
+    return _number_from(0, word)
+
+
+def _number_from(lowest: int, word: str) -> int:
+    digits = word.isascii() and word.isdecimal() and len(word) <= len(str(COUNT_MAX))
+    if not digits or not lowest <= int(word) <= COUNT_MAX:
+        raise argparse.ArgumentTypeError(f"{word[:40]!r} is no whole number from {lowest} to {COUNT_MAX}")
+    return int(word)
 
 
 def counts(word: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from flexkvd.rowreplay.link import LinkSpeed
 from flexkvd.rowreplay.needs import TOKENS_PER_BLOCK, RequestNeeds, needs_of
 from flexkvd.rowreplay.run import ROW_POLICIES, Result, chunks_in_all, play, result_of
 from flexkvd.rowreplay.world import WorldRules
-from flexkvd.selections import PRESETS, Selection, Selections
+from flexkvd.selections import PRESETS, Selection, Selections, Workload
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,17 @@ def run_rows(chosen: argparse.Namespace, policies: list[str]) -> dict[str, objec
     given = {name: getattr(chosen, name) for name in OPTION_NAMES if getattr(chosen, name) is not None}
     options = RowOptions(**given)
     started = time.perf_counter()
-    needs = needs_of(_fitting(_chosen_selections(chosen), options.hot_slots), options.hot_slots)
+    workload = _described_workload(chosen)
+    if workload is None:
+        selections = recorded(Path(chosen.selections))
+    else:
+        selections = shown(Selections(workload), "selections", workload.count())
+    needs = needs_of(_fitting(selections, options.hot_slots), options.hot_slots)
     rules = _rules(options, needs)
     chunks = chunks_in_all(needs)
     print(
         f"{chosen.selections}: {len(needs)} requests, {sum(len(each.steps) for each in needs):,} steps, "
-        f"{chunks:,} chunks, {rules.room_chunks:,} in DRAM; {rules.speed.chunks_per_tick:.0f} reads a step at most"
+        f"{chunks:,} chunks, {rules.room_chunks:,} in DRAM; {rules.speed.chunks_per_tick:.3g} reads a step at most"
     )
     print("per step of one request" + "".join(f"{name:>9}" for name in COLUMNS))
     results: dict[str, Result] = {}
@@ -107,7 +112,9 @@ def run_rows(chosen: argparse.Namespace, policies: list[str]) -> dict[str, objec
     _print_guesses(results)
     print(f"{time.perf_counter() - started:.1f} s")
     figures_of = {policy: dataclasses.asdict(result) for policy, result in results.items()}
-    return {"selections": chosen.selections, **dataclasses.asdict(options), "chunks": chunks, "policies": figures_of}
+    described = None if workload is None else dataclasses.asdict(workload)
+    head = {"selections": chosen.selections, "workload": described, **dataclasses.asdict(options)}
+    return {**head, "chunks": chunks, "policies": figures_of}
 
 
 def _check(policies: list[str]) -> None:
@@ -115,25 +122,25 @@ def _check(policies: list[str]) -> None:
     if unknown:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"--policy {unknown[0]} does not order rows: with --selections choose from {', '.join(ROW_POLICIES)}",
+            f"--policy {unknown[0]!r} does not order rows: with --selections choose from {', '.join(ROW_POLICIES)}",
         )
 
 
-def _chosen_selections(chosen: argparse.Namespace) -> Iterator[Selection]:
+def _described_workload(chosen: argparse.Namespace) -> Workload | None:
+    """What is to be generated; None for a recording. Raises FlexKVError for options that do nothing."""
     if chosen.preset is not None:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT, f"--preset is said by --selections: write --selections {chosen.preset} alone"
         )
     if chosen.selections in PRESETS:
-        generated = Selections(chosen_workload(argparse.Namespace(**vars(chosen) | {"preset": chosen.selections})))
-        return shown(generated, "selections", len(generated))
+        return chosen_workload(argparse.Namespace(**vars(chosen) | {"preset": chosen.selections}))
     given = [name for name in WORKLOAD_OPTIONS if getattr(chosen, name) is not None]
     if given:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
             f"--{given[0].replace('_', '-')} does nothing for a recording: leave it out, or name a preset",
         )
-    return recorded(Path(chosen.selections))
+    return None
 
 
 def _fitting(selections: Iterable[Selection], hot_slots: int) -> Iterator[Selection]:
