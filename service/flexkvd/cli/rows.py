@@ -174,7 +174,8 @@ def _rules(options: RowOptions, needs: list[RequestNeeds]) -> WorldRules:
     if room < most:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"--dram is room for {room:,} chunks, and one step of a request needs {most:,}: give more DRAM",
+            f"--dram is room for {room:,} chunks, and one step of a request needs {most:,}: give more of it, more "
+            "--hot-slots, or for a preset a --cluster",
         )
     return WorldRules(
         room_chunks=min(room, chunks),
