@@ -73,6 +73,6 @@ def test_an_independent_program_has_the_same_figures(name):
     for lag in LAGS:
         theirs = np.mean([overlap(run, lag) for run in runs])
         assert np.mean([each.overlaps[lag] for each in ours]) == pytest.approx(theirs, abs=0.005)
-    for slots in HOT_SLOTS:
+    for slots in (4096, 8192):  # where the order of a step decides, and where it does not
         theirs = np.mean([lru_hit_rate(run, slots) for run in runs])
         assert np.mean([each.hit_rates[slots] for each in ours]) == pytest.approx(theirs, abs=0.005)
