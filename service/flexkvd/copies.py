@@ -105,7 +105,9 @@ class Copies:
         batch.tasks_left = len(together)
         direction = Direction.INTO_WORKER if into else Direction.OUT_OF_WORKER
         for chunks in together:  # lanes keep the order, so chunk 0 of all blocks goes first
-            task = CopyTask(direction, batch.memory, chunks, batch.keys, batch.frames, batch.pages)
+            task = CopyTask(direction, batch.memory, chunks, batch.keys, batch.frames, batch.pages, ticket.after)
+            if ticket.gates is not None:
+                task.gates = ticket.gates.of(chunks)
             self._lanes.start(task, copies.priority, partial(self._chunks_ended, batch, task))
 
     def _chunks_ended(self, batch: _Batch, task: CopyTask, faults: list[Fault | None]) -> None:
