@@ -133,8 +133,9 @@ class Copies:
             if not any(batch.faults):
                 took_s = (self._engine.now_ns() - batch.begun_ns) / 1e9
                 self.copy_time[batch.ticket.kind.value, batch.priority.name.lower()].add(took_s)
+            detail = batch.ticket.after.why_not if batch.ticket.after is not None else ""
             results = [
-                TransferResult(block.copy.transfer, fault, chunks=done & mask)
+                TransferResult(block.copy.transfer, fault, chunks=done & mask, detail=detail if fault else "")
                 for block, done, fault in zip(batch.blocks, batch.done, batch.faults, strict=True)
                 for mask in block.masks
             ]

@@ -32,7 +32,8 @@ class AwaitedEvent:
 
     handle: bytes
     awaited: bool = False
-    """Written by the submitting thread alone."""
+    why_not: str = ""
+    """Why it cannot be opened, which fails all copies; like `awaited` written by the submitting thread alone."""
 
 
 @dataclass(slots=True)

@@ -191,7 +191,14 @@ class CudaLanes:
         after = unit.job.task.after
         if after is None or after.awaited:
             return
-        unit.awaited = self._driver.open_event(after.handle)
+        try:
+            unit.awaited = self._driver.open_event(after.handle)
+        except CudaFailure as failure:
+            after.why_not = (
+                f"the event it waits for cannot be opened ({failure.detail}): send the handle of an inter-process "
+                "event on this device, and keep the event until the save is over"
+            )
+            raise
         self._driver.wait_event(stream, unit.awaited)
         after.awaited = True
 
