@@ -165,6 +165,10 @@ def all_of(daemon: DaemonThread):
     return [memory.mapping for session in sessions for memory in session.memories.values()]
 
 
+def lost(client: Client) -> bool:
+    return client._link is None or client._link.lost
+
+
 def test_gates_are_used_again_over_a_new_connection(daemon: DaemonThread, worker: GatedWorker) -> None:
     """After a loss the daemon's old copies have ended before the memory is registered again: the next load is right."""
     frames = FrameGate(daemon)
@@ -173,6 +177,7 @@ def test_gates_are_used_again_over_a_new_connection(daemon: DaemonThread, worker
     lose_connection(worker.client)
     assert worker.gates.wait(0, timeout_s=10) is GateState.FAILED
     threading.Timer(0.05, frames.open).start()
+    until(lambda: lost(worker.client))  # the daemon may have been the first to notice
     worker.client.connect()
     ticket = load(worker)
     assert [worker.gates.wait(chunk, timeout_s=10) for chunk in CHUNKS] == OPEN
