@@ -30,6 +30,10 @@ class DeviceWorker:
     def write(self, content: bytes) -> None:
         self._ask(("write", content))
 
+    def write_behind_event(self, content: bytes) -> bytes:
+        """Write after a tenth of a second of other work; the handle of an event behind it, at once."""
+        return bytes(self._ask(("write behind event", content)))
+
     def close(self) -> None:
         self._pipe.send(("end", None))
         self._process.join(30)
@@ -46,6 +50,7 @@ def _hold(pipe: Connection, length: int) -> None:
     from flexkv_tiers.memory.tensors import allocation_of
 
     memory = torch.zeros(length, dtype=torch.uint8, device="cuda:0")
+    events = []
     while True:
         word, content = pipe.recv()
         if word == "end":
@@ -57,5 +62,12 @@ def _hold(pipe: Connection, length: int) -> None:
             memory.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
             torch.cuda.synchronize()
             pipe.send(None)
+        elif word == "write behind event":
+            source = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(memory.device)
+            events.append(torch.cuda.Event(interprocess=True))
+            torch.cuda._sleep(200_000_000)
+            memory.copy_(source)
+            events[-1].record()
+            pipe.send(events[-1].ipc_handle())
         else:
             pipe.send(memory.cpu().numpy().tobytes())

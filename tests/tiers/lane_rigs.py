@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -27,6 +28,10 @@ class Side(Protocol):
 
     def write(self, content: bytes) -> None: ...
 
+    def write_behind_event(self, content: bytes) -> bytes:
+        """Write a little later, on a stream of the worker's; the handle of an event that was recorded behind it."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -39,11 +44,15 @@ class HostSide(Worker):
     def write(self, content: bytes) -> None:
         self.bytes[:] = content
 
+    def write_behind_event(self, content: bytes) -> bytes:
+        raise AssertionError("the host has no events")
+
 
 class DriverSide:
     """Memory of the HostDriver."""
 
     def __init__(self, driver: HostDriver, message: RegisterMemory) -> None:
+        self._driver = driver
         handle, self.bytes = driver.allocate(message.bytes)
         self.memory = CudaMemory(driver, UUID, [Allocation(0, message.bytes, handle)], message, GEOMETRY)
 
@@ -52,6 +61,14 @@ class DriverSide:
 
     def write(self, content: bytes) -> None:
         self.bytes[:] = content
+
+    def write_behind_event(self, content: bytes) -> bytes:
+        stream, event = self._driver.create_stream(), self._driver.create_event()
+        self._driver.enqueue(stream, lambda: time.sleep(0.05))
+        self._driver.enqueue(stream, lambda: self.write(content))
+        self._driver.record(event, stream)
+        self._driver.enqueue(stream, None)
+        return self._driver.export_event(event)
 
     def close(self) -> None:
         self.memory.close()
@@ -72,6 +89,9 @@ class DeviceSide:
 
     def write(self, content: bytes) -> None:
         self._worker.write(content)
+
+    def write_behind_event(self, content: bytes) -> bytes:
+        return self._worker.write_behind_event(content)
 
     def close(self) -> None:
         self.memory.close()
