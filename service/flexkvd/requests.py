@@ -52,7 +52,7 @@ from flexkvd.config import LimitsTable
 from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
-from flexkvd.registration import register
+from flexkvd.registration import Registry
 from flexkvd.resets import Resets
 from flexkvd.row_path import RowPath
 from flexkvd.sessions import NS_PER_MS, Session, Sessions, failed
@@ -79,7 +79,7 @@ class Requests:
         devices: Devices,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._devices = devices
+        self.registry = Registry(limits, sessions.by_number, devices)
         self._engine = engine
         self._sessions = sessions
         self._limits = limits
@@ -115,7 +115,7 @@ class Requests:
         raise AssertionError("the server answers a second hello itself")
 
     def _register(self, session: Session, message: RegisterMemory) -> DaemonMessage | None:
-        return register(session, message, self._limits, self._sessions.by_number.values(), self._devices)
+        return self.registry.register(session, message)
 
     def _unregister(self, session: Session, message: UnregisterMemory) -> None:
         memory = session.memory(message.memory)

@@ -8,6 +8,7 @@ It says nothing of the real driver's behaviour: that is what tests marked `gpu` 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import queue
 import threading
@@ -19,6 +20,8 @@ from flexkv_tiers.cuda.base import HANDLE_BYTES, Numbers
 
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 INVALID_VALUE = 1
+GRANULARITY_BYTES = 2 << 20
+"""Of physical memory, as on every device so far."""
 
 
 class _Stream:
@@ -33,19 +36,27 @@ class _Stream:
 
 
 class HostDriver:
-    """See flexkv_tiers.cuda.Driver. Nothing is copied while `gate` is shut; `refuse` makes calls of a name fail."""
+    """See flexkv_tiers.cuda.Driver.
+
+    Nothing is copied while `gate` is shut, nothing opened while `door` is, nothing pinned or un-pinned while `latch`
+    is; `refuse` makes calls of a name fail.
+    """
 
     def __init__(self, *, batches: bool = True) -> None:
         self.batches = batches
-        self.gate = threading.Event()
-        self.gate.set()
+        self.uuids = [UUID]
+        self.gate, self.door, self.latch = threading.Event(), threading.Event(), threading.Event()
+        for each in (self.gate, self.door, self.latch):
+            each.set()
         self.refuse: dict[str, int] = {}
         self.calls: list[str] = []
         self.pinned: dict[int, int] = {}
         self.opened: list[int] = []
+        self.imported: dict[int, mmap.mmap] = {}
         self.read_only: list[bool] = []
         self._allocations: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._handles: dict[bytes, int] = {}
+        self._physical: dict[int, int] = {}  # bytes by inode
         self._streams: dict[int, _Stream] = {}
         self._events: dict[int, threading.Event] = {}
         self._next = 1
@@ -57,6 +68,13 @@ class HostDriver:
         self._allocations[ctypes.addressof(memory)] = memory
         self._handles[handle] = ctypes.addressof(memory)
         return handle, memoryview(memory).cast("B")
+
+    def allocate_physical(self, length: int) -> tuple[int, mmap.mmap]:
+        """What a worker would create and export of virtual memory management: the descriptor, and its bytes."""
+        descriptor = os.memfd_create("physical")
+        os.ftruncate(descriptor, length)
+        self._physical[os.fstat(descriptor).st_ino] = length
+        return descriptor, mmap.mmap(descriptor, length)
 
     def device(self, uuid: str) -> Device:
         if uuid != UUID:
@@ -117,14 +135,23 @@ class HostDriver:
         self._streams[stream].work.put(lambda: ctypes.memmove(address, value.to_bytes(4, "little"), 4))
 
     def pin(self, address: int, length: int, *, read_only: bool = False) -> None:
+        assert self.latch.wait(10)
         self.read_only.append(read_only)
         self._called("pin")
         self.pinned[address] = length
 
     def unpin(self, address: int) -> None:
+        assert self.latch.wait(10)
+        self._called("unpin")
         del self.pinned[address]
 
+    def device_address(self, address: int) -> int:
+        self._called("device_address")
+        assert address in self.pinned
+        return address
+
     def open_memory(self, handle: bytes) -> int:
+        assert self.door.wait(10)
         if handle not in self._handles:
             raise CudaFailure("open_memory", INVALID_VALUE, "invalid value")
         self.opened.append(self._handles[handle])
@@ -134,10 +161,18 @@ class HostDriver:
         self.opened.remove(address)
 
     def import_memory(self, descriptor: int, length: int, device: Device) -> int:
-        raise CudaFailure("import_memory", 801, "not supported")
+        """Refuses, as drivers do, what it has not exported, more than that has, and parts of granules."""
+        assert self.door.wait(10)
+        found = self._physical.get(os.fstat(descriptor).st_ino, 0)
+        if length > found or length % GRANULARITY_BYTES:
+            raise CudaFailure("import_memory", INVALID_VALUE, "invalid value")
+        mapped = mmap.mmap(descriptor, length)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self.imported[address] = mapped
+        return address
 
     def release_memory(self, address: int, length: int) -> None:
-        raise AssertionError("nothing was imported")
+        assert len(self.imported.pop(address)) == length
 
     def allocation_bytes(self, address: int) -> int:
         return len(self._allocations[address])

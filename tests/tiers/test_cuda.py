@@ -21,13 +21,11 @@ from flexkv_tiers.lanes.cuda import CudaLanes
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.memory.cuda import (
     ALLOCATIONS_MAX,
-    PIN_BYTES_MAX,
     Allocation,
     CudaMemory,
     MappedArena,
     PinnedArena,
     check_row_path,
-    pin_pieces,
 )
 from flexkv_tiers.memory.descriptors import PITCH_BYTES_MAX, describe, piece_table, rectangles
 from flexkv_tiers.memory.gates import GENERATIONS, gate_value, has_failed, is_open, next_generation
@@ -289,34 +287,36 @@ def test_a_device_the_daemon_does_not_see_is_refused() -> None:
     assert caught.value.code is ErrorCode.DEVICE_UNKNOWN
 
 
-@pytest.mark.parametrize(("segment", "frame"), [(64 << 20, 0), (5 << 30, 0), (5 << 30, 12 << 10), (3 << 30, 2 << 30)])
-def test_pinned_pieces_cover_the_arena_and_split_no_frame(segment: int, frame: int) -> None:
-    """Every byte is pinned once; a cut lies between frames, or there is none."""
-    pieces = list(pin_pieces(segment, 2, frame))
-    for number in range(2):
-        at = 0
-        for _, offset, length in (piece for piece in pieces if piece[0] == number):
-            assert offset == at
-            assert not frame or offset % frame == 0
-            at += length
-        assert at == segment
-    assert not frame or max(length for *_, length in pieces) <= max(PIN_BYTES_MAX, frame)
-
-
-def test_an_arena_is_pinned_and_let_go_piece_by_piece() -> None:
-    """Pinning stops when told, a refusal names its cure, and everything that was pinned is let go again."""
+def test_an_arena_is_pinned_and_let_go_segment_by_segment() -> None:
+    """In order behind what is populated, the last first on the way back, none of them while it is used."""
     arena, driver = Arena(1 << 20, 3, huge_pages=False), HostDriver()
-    pinned, stop = PinnedArena(driver, arena), threading.Event()
-    pinned.pin(DEVICE, stop, stop.set)
-    assert pinned.pinned_bytes == 1 << 20
-    driver.refuse["pin"] = 2
+    pinned = PinnedArena(driver, arena)
+    assert pinned.next_to_pin((1 << 20) - 1) is None
+    for segment in range(3):
+        assert pinned.next_to_pin((segment + 1) << 20) == segment
+        pinned.pin(segment)
+    assert pinned.pinned_bytes == sum(driver.pinned.values()) == arena.room_bytes
+    assert pinned.next_to_pin(arena.room_bytes) is None
+    assert pinned.next_to_let_go({0, 1, 2}) is None
+    assert pinned.next_to_let_go({2}) == 1
+    pinned.unpin(1)
+    assert list(driver.pinned) == [arena.segment_address(0), arena.segment_address(2)]
+    assert (pinned.next_to_let_go(()), pinned.next_to_pin(arena.room_bytes)) == (2, 1)
+    arena.close()
+
+
+def test_a_refusal_to_pin_or_to_let_go_is_told_with_its_cure() -> None:
+    """What could not be pinned is still to be pinned; what could not be let go is the kernel's, and asked for once."""
+    arena, driver = Arena(1 << 20, 2, huge_pages=False), HostDriver()
+    pinned = PinnedArena(driver, arena)
+    pinned.pin(0)
+    driver.refuse = {"pin": 2, "unpin": 713}
     with pytest.raises(FlexKVError, match="LimitMEMLOCK"):
-        pinned.pin(DEVICE, threading.Event())
-    del driver.refuse["pin"]
-    assert list(driver.pinned) == [arena.segment_address(0)]
-    pinned.unpin(DEVICE)
-    assert pinned.pinned_bytes == 0
-    assert not driver.pinned
+        pinned.pin(1)
+    assert pinned.next_to_pin(arena.room_bytes) == 1
+    with pytest.raises(CudaFailure):
+        pinned.unpin(0)
+    assert pinned.next_to_let_go(()) is None
     arena.close()
 
 
@@ -342,10 +342,11 @@ def test_a_worker_pins_its_mapping_of_the_arena_or_nothing_of_it() -> None:
     mapped = MappedArena(driver, DEVICE, segments, shared=True)
     assert driver.read_only[3:] == [False] * 3
     mapped.close()
-    driver.refuse["pin"] = 2
-    with pytest.raises(FlexKVError, match="page path"):
-        MappedArena(driver, DEVICE, segments, shared=True)
-    assert not driver.pinned
+    for call in ("pin", "device_address"):
+        driver.refuse = {call: 2}
+        with pytest.raises(FlexKVError, match="page path"):
+            MappedArena(driver, DEVICE, segments, shared=True)
+        assert not driver.pinned
 
 
 # ------------------------------------------------------------ the real driver
@@ -368,6 +369,8 @@ def test_the_raw_call_has_the_layout_of_the_bindings() -> None:
     length = ctypes.sizeof(ours)
     assert ctypes.string_at(theirs.getPtr(), length) == bytes(ours)
     assert int(cuda.CU_MEMHOSTREGISTER_PORTABLE) == real._PINNED_PORTABLE
+    assert int(cuda.CU_MEMHOSTREGISTER_DEVICEMAP) == real._PINNED_MAPPED
+    assert int(cuda.CU_MEMHOSTREGISTER_READ_ONLY) == real._PINNED_READ_ONLY
     assert int(cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED) == 801
 
 
@@ -399,6 +402,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "write_value": (1, 4096, 2),
     "pin": (4096, 4096),
     "unpin": (4096,),
+    "device_address": (4096,),
     "open_memory": (bytes(range(64)),),
     "close_memory": (4096,),
     "import_memory": (3, 1 << 21, DEVICE),
