@@ -84,6 +84,7 @@ class HostDriver:
     def enter(self, device: Device) -> None: ...
 
     def create_stream(self) -> int:
+        self._called("create_stream")
         self._streams[self._number()] = _Stream()
         return self._next
 

@@ -20,9 +20,6 @@ from flexkv_tiers.lanes import CopyTask, Direction
 from flexkv_tiers.lanes.cuda import CudaLanes
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.memory.cuda import (
-    ALLOCATIONS_MAX,
-    Allocation,
-    CudaMemory,
     MappedArena,
     PinnedArena,
     check_row_path,
@@ -224,67 +221,7 @@ def test_closing_lanes_ends_threads_and_tells_who_waits(arena: Arena) -> None:
     assert not set(threading.enumerate()) - before
 
 
-# ----------------------------------------------------------------- memory
-
-
-def opened(driver: HostDriver, *parts: Allocation, uuid: str = UUID) -> CudaMemory:
-    return CudaMemory(driver, uuid, parts, MESSAGE, GEOMETRY)
-
-
-def test_a_memory_of_several_allocations_is_one(arena: Arena) -> None:
-    """Engines allocate by layer: offsets of the layout go on through the parts, wherever these lie."""
-    driver = HostDriver()
-    cut = MESSAGE.layout[3].offset
-    handles = [driver.allocate(64 + cut), driver.allocate(MESSAGE.bytes - cut)]
-    memory = opened(driver, Allocation(64, cut, handles[0][0]), Allocation(0, MESSAGE.bytes - cut, handles[1][0]))
-    for offset, (view, at) in {0: (handles[0][1], 64), cut: (handles[1][1], 0), cut + 9: (handles[1][1], 9)}.items():
-        assert memory.address_of(offset) == ctypes.addressof(ctypes.c_char.from_buffer(view, at))
-    memory.close()
-    assert not driver.opened
-
-
-HANDLE = bytes(64)
-
-
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        ([], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, 1, HANDLE)] * (ALLOCATIONS_MAX + 1), ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, MESSAGE.bytes - 1, HANDLE)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(-1, MESSAGE.bytes, HANDLE)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, MESSAGE.bytes, b"short")], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(8, MESSAGE.bytes, b"", 3)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, 10, HANDLE), Allocation(0, MESSAGE.bytes - 10, HANDLE)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, MESSAGE.bytes, HANDLE)], ErrorCode.BAD_MEMORY),  # a handle of nobody
-        ([Allocation(0, MESSAGE.bytes, b"", 3)], ErrorCode.BAD_MEMORY),  # a descriptor the driver does not take
-    ],
-)
-def test_handles_that_lie_are_refused(parts: list[Allocation], code: ErrorCode) -> None:
-    """Parts that are not the memory, tear a layer or open nothing are coded errors that leave nothing open."""
-    driver = HostDriver()
-    with pytest.raises(FlexKVError) as caught:
-        opened(driver, *parts)
-    assert caught.value.code is code
-    assert ": " in caught.value.message
-    assert not driver.opened
-
-
-def test_an_allocation_smaller_than_said_is_refused() -> None:
-    """The driver's word on the size counts, not the worker's: else a copy could leave the allocation."""
-    driver = HostDriver()
-    handle, _ = driver.allocate(MESSAGE.bytes)
-    with pytest.raises(FlexKVError, match="allocation of") as caught:
-        opened(driver, Allocation(8, MESSAGE.bytes, handle))
-    assert caught.value.code is ErrorCode.BAD_MEMORY
-    assert not driver.opened
-
-
-def test_a_device_the_daemon_does_not_see_is_refused() -> None:
-    """Devices are named by UUID; one that is not there is said so before anything is opened."""
-    with pytest.raises(FlexKVError) as caught:
-        opened(HostDriver(), Allocation(0, MESSAGE.bytes, HANDLE), uuid="GPU-none")
-    assert caught.value.code is ErrorCode.DEVICE_UNKNOWN
+# --------------------------------------------------------- the arena, pinned
 
 
 def test_an_arena_is_pinned_and_let_go_segment_by_segment() -> None:

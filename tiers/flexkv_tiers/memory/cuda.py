@@ -69,8 +69,9 @@ class CudaMemory(WorkerMemory):
         except CudaFailure as failure:
             self._opened.close()
             raise _refuse(
-                f"the device memory cannot be opened ({failure.detail}): send handles of this life's memory, made on "
-                "the device that is named, and register again after the worker moved it"
+                f"the device memory cannot be opened ({failure.detail}): send handles that the worker's CUDA "
+                "exported of memory on the device that is named, descriptors with the whole length of their memory, "
+                "and register again after the worker moved it"
             ) from failure
         except FlexKVError:
             self._opened.close()
