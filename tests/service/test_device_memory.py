@@ -38,7 +38,9 @@ from .test_protocol import Stranger
 def message(request: int, *allocations: DeviceAllocation, device: str = UUID) -> RegisterMemory:
     length = sum(each.length for each in allocations)
     layout = LAYOUT.layers
-    return RegisterMemory(request, length, LAYOUT.page_count, LAYOUT.page_tokens, layout, "paged", device, [*allocations])
+    return RegisterMemory(
+        request, length, LAYOUT.page_count, LAYOUT.page_tokens, layout, "paged", device, [*allocations]
+    )
 
 
 def exported(driver: HostDriver) -> DeviceAllocation:
@@ -75,7 +77,18 @@ class Virtual:
         for descriptor in self.descriptors:
             os.close(descriptor)
 
+    def ends(self, asked: Save | Load) -> Progress:
+        """How a ticket ends."""
+        self.stranger.say(asked)
+        opened = self.stranger.hear()
+        assert isinstance(opened, Opened)
+        self.stranger.say(Wait(asked.id, opened.ticket, -1, 5000))
+        progress = self.stranger.hear()
+        assert isinstance(progress, Progress)
+        return progress
 
+
+Start = Callable[..., DaemonThread]
 Greeted = Callable[[DaemonThread], Stranger]
 
 
@@ -95,7 +108,7 @@ def greeted() -> Iterator[Greeted]:
 # ------------------------------------------------------------------- opening
 
 
-def test_opening_holds_up_nobody_and_keeps_the_order(driver: HostDriver, start: Callable[..., DaemonThread], greeted: Greeted) -> None:
+def test_opening_holds_up_nobody_and_keeps_the_order(driver: HostDriver, start: Start, greeted: Greeted) -> None:
     """While the driver takes its time all are served; memories get their numbers in the order of their messages."""
     daemon = start(limits={"memories_per_session_max": 2})
     stranger = greeted(daemon)
@@ -110,7 +123,7 @@ def test_opening_holds_up_nobody_and_keeps_the_order(driver: HostDriver, start: 
 
 
 def test_a_refusal_of_the_driver_is_an_answer_and_is_counted(
-    driver: HostDriver, start: Callable[..., DaemonThread], greeted: Greeted
+    driver: HostDriver, start: Start, greeted: Greeted
 ) -> None:
     """A device nobody sees, a handle of nobody: coded, the session goes on, and the next memory opens."""
     daemon = start()
@@ -128,7 +141,7 @@ def test_a_refusal_of_the_driver_is_an_answer_and_is_counted(
 
 
 def test_a_device_without_streams_is_refused_and_its_memory_closed(
-    driver: HostDriver, start: Callable[..., DaemonThread], monkeypatch: pytest.MonkeyPatch
+    driver: HostDriver, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No lanes, no memory; and a bug on the thread is told as one."""
     daemon = start()
@@ -147,7 +160,7 @@ def test_a_device_without_streams_is_refused_and_its_memory_closed(
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_worker_that_dies_while_its_memory_is_opened_leaves_nothing(
-    driver: HostDriver, start: Callable[..., DaemonThread], greeted: Greeted, stops: bool
+    driver: HostDriver, start: Start, greeted: Greeted, stops: bool
 ) -> None:
     """Neither a mapping nor a descriptor, whether the daemon goes on or stops meanwhile."""
     daemon = start()
@@ -155,7 +168,9 @@ def test_a_worker_that_dies_while_its_memory_is_opened_leaves_nothing(
     worker = Virtual(greeted(daemon), driver)
     driver.door.clear()
     worker.register(2)
-    until(lambda: bool(daemon.call(lambda: [each for each in daemon.parts.sessions.by_number.values() if each.opening])))
+    until(
+        lambda: bool(daemon.call(lambda: [each for each in daemon.parts.sessions.by_number.values() if each.opening]))
+    )
     worker.stranger.socket.close()
     for content in worker.content:
         content.close()
@@ -174,7 +189,7 @@ def test_a_worker_that_dies_while_its_memory_is_opened_leaves_nothing(
 
 
 def test_memory_that_comes_as_descriptors_is_loaded_and_saved(
-    driver: HostDriver, start: Callable[..., DaemonThread], greeted: Greeted
+    driver: HostDriver, start: Start, greeted: Greeted
 ) -> None:
     """Saved from two allocations, then asleep: unmapped; awake in others: loaded there, byte for byte."""
     daemon = start()
@@ -182,30 +197,19 @@ def test_memory_that_comes_as_descriptors_is_loaded_and_saved(
         keys = b"".join(client.keys(TOKENS))
     worker = Virtual(greeted(daemon), driver)
     pages = b"".join(page.to_bytes(4, "little") for page in PAGES)
-    say, hear = worker.stranger.say, worker.stranger.hear
     worker.register(2)
-    assert hear() == Registered(2, 1)
+    assert worker.stranger.hear() == Registered(2, 1)
     for number, content in enumerate(worker.content):
         content[:] = bytes((each + number) % 251 for each in range(256)) * (GRANULARITY_BYTES // 256)
     saved = [bytes(each) for each in worker.content]
-    say(Save(3, keys, pages, 1, deadline_ms=5000))
-    assert isinstance(ticket := hear(), Opened)
-    say(Wait(4, ticket.ticket, -1, 5000))
-    progress = hear()
-    assert isinstance(progress, Progress)
-    assert progress.length == 8
-    say(UnregisterMemory(5, 1))
-    assert hear() == Done(5)
+    assert worker.ends(Save(3, keys, pages, 1, deadline_ms=5000)).length == 8
+    worker.stranger.say(UnregisterMemory(4, 1))
+    assert worker.stranger.hear() == Done(4)
     assert not driver.imported
     worker.move()
-    worker.register(6)
-    assert hear() == Registered(6, 2)
-    say(Load(7, keys, pages, 2, deadline_ms=5000))
-    assert isinstance(ticket := hear(), Opened)
-    say(Wait(8, ticket.ticket, -1, 5000))
-    progress = hear()
-    assert isinstance(progress, Progress)
-    assert progress.length == 8
+    worker.register(5)
+    assert worker.stranger.hear() == Registered(5, 2)
+    assert worker.ends(Load(6, keys, pages, 2, deadline_ms=5000)).length == 8
     for entry in by_plane():
         plane, offset = divmod(entry.offset, GRANULARITY_BYTES)
         end = offset + len(PAGES) * entry.page_bytes
@@ -214,7 +218,7 @@ def test_memory_that_comes_as_descriptors_is_loaded_and_saved(
     until(lambda: not driver.imported)
 
 
-def test_a_descriptor_that_is_missing_is_said_so(driver: HostDriver, start: Callable[..., DaemonThread], greeted: Greeted) -> None:
+def test_a_descriptor_that_is_missing_is_said_so(driver: HostDriver, start: Start, greeted: Greeted) -> None:
     """One of two came: nothing is opened, and the one that came is closed."""
     worker = Virtual(greeted(start()), driver)
     files = open_files()
@@ -228,7 +232,7 @@ def test_a_descriptor_that_is_missing_is_said_so(driver: HostDriver, start: Call
 
 
 def test_a_worker_that_sleeps_under_a_copy_waits_for_it_and_its_ticket_is_coded(
-    driver: HostDriver, start: Callable[..., DaemonThread]
+    driver: HostDriver, start: Start
 ) -> None:
     """Unregistering ends when the copy has; the old memory is closed, and the new one is loaded from the cache."""
     daemon = start()
@@ -253,9 +257,7 @@ def test_a_worker_that_sleeps_under_a_copy_waits_for_it_and_its_ticket_is_coded(
         assert rows_in(content) == saved
 
 
-def test_a_worker_that_dies_under_a_copy_is_let_go_after_its_end(
-    driver: HostDriver, start: Callable[..., DaemonThread]
-) -> None:
+def test_a_worker_that_dies_under_a_copy_is_let_go_after_its_end(driver: HostDriver, start: Start) -> None:
     """Its memory stays open until no copy touches it, and is closed then; what it was saving is not visible."""
     daemon = start()
     client = Client(daemon.socket, GEOMETRY)

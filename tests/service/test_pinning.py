@@ -142,6 +142,26 @@ def test_a_drain_that_is_resumed_pins_again(
         until(lambda: pinned_bytes(driver) == ARENA_BYTES)
 
 
+def test_nothing_is_let_go_under_a_copy(driver: HostDriver, start: Callable[..., DaemonThread]) -> None:
+    """Loads and saves go on while the arena is let go and pinned again, over and over; the driver asserts it."""
+    driver.unpin_s = 0.005
+    daemon = start()
+    pinning = daemon.parts.pinning
+    with Client(daemon.socket, GEOMETRY) as client:
+        memory, content = register(client, driver)
+        for turn in range(1, 31):
+            daemon.call(pinning.let_go if turn % 2 else pinning.begin)
+            keys = client.keys([turn, *TOKENS[1:]])
+            content[:] = bytes([turn]) * len(content)
+            saved = rows_in(content)
+            assert client.save(keys, PAGES, memory).wait(timeout_s=5).length == 8
+            content[:] = bytes(len(content))
+            assert client.load(keys, PAGES, memory).wait(timeout_s=5).length == 8
+            assert rows_in(content) == saved
+    until(lambda: pinned_bytes(driver) == ARENA_BYTES)
+    assert driver.calls.count("unpin") > 4
+
+
 def test_an_arena_that_cannot_be_pinned_is_served_all_the_same(
     driver: HostDriver, start: Callable[..., DaemonThread]
 ) -> None:

@@ -1,7 +1,7 @@
 """A Driver whose device is this process's own memory: what a machine without a GPU can run of the CUDA lanes.
 
 Streams are real threads that run what is enqueued in order, events are waited for, and bytes move. It checks what
-a device would refuse: unknown addresses, copies that leave an allocation, copies within a pinned part only.
+a device would refuse or be broken by: handles and descriptors of nobody, memory un-pinned under a copy.
 It says nothing of the real driver's behaviour: that is what tests marked `gpu` are for.
 """
 
@@ -12,6 +12,7 @@ import mmap
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from flexkv_py.errors import ErrorCode, FlexKVError
@@ -48,6 +49,8 @@ class HostDriver:
         self.gate, self.door, self.latch = threading.Event(), threading.Event(), threading.Event()
         for each in (self.gate, self.door, self.latch):
             each.set()
+        self.unpin_s = 0.0
+        self._leaving = 0  # being un-pinned
         self.refuse: dict[str, int] = {}
         self.calls: list[str] = []
         self.pinned: dict[int, int] = {}
@@ -119,8 +122,7 @@ class HostDriver:
 
     def copy_batch(self, stream: int, targets: Numbers, sources: Numbers, lengths: Numbers) -> None:
         self._called("copy_batch")
-        rows = list(zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True))
-        self._streams[stream].work.put(lambda: self._copy(rows))
+        self._enqueue(stream, list(zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True)))
 
     def copy_rectangle(self, stream: int, rectangle: Rectangle) -> None:
         self._called("copy_rectangle")
@@ -129,7 +131,7 @@ class HostDriver:
             (each.target + row * each.target_pitch, each.source + row * each.source_pitch, each.width)
             for row in range(each.height)
         ]
-        self._streams[stream].work.put(lambda: self._copy(rows))
+        self._enqueue(stream, rows)
 
     def write_value(self, stream: int, address: int, value: int) -> None:
         self._called("write_value")
@@ -142,9 +144,12 @@ class HostDriver:
         self.pinned[address] = length
 
     def unpin(self, address: int) -> None:
+        self._leaving = address
+        time.sleep(self.unpin_s)
         assert self.latch.wait(10)
         self._called("unpin")
         del self.pinned[address]
+        self._leaving = 0
 
     def device_address(self, address: int) -> int:
         self._called("device_address")
@@ -190,7 +195,18 @@ class HostDriver:
         if name in self.refuse:
             raise CudaFailure(name, self.refuse[name], "as the test wants it")
 
-    def _copy(self, rows: list[tuple[int, int, int]]) -> None:
+    def _enqueue(self, stream: int, rows: list[tuple[int, int, int]]) -> None:
+        pinned = {self._registration(address) for row in rows for address in row[:2]}
+        assert not self._leaving or self._leaving not in pinned, "a copy begins where memory is being un-pinned"
+        self._streams[stream].work.put(lambda: self._copy(rows, pinned))
+
+    def _registration(self, address: int) -> int:
+        """The pinned part an address lies in; 0: in none."""
+        pinned = dict(self.pinned)
+        return next((each for each, length in pinned.items() if each <= address < each + length), 0)
+
+    def _copy(self, rows: list[tuple[int, int, int]], pinned: set[int]) -> None:
         assert self.gate.wait(10)
+        assert pinned <= {0, *self.pinned}, "memory was un-pinned under a copy that was submitted while it was pinned"
         for target, source, length in rows:
             ctypes.memmove(target, source, length)
