@@ -46,6 +46,7 @@ class HostDriver:
     def __init__(self, *, batches: bool = True) -> None:
         self.batches = batches
         self.uuids = [UUID]
+        self.read_only_supported = False
         self.gate, self.door, self.latch = threading.Event(), threading.Event(), threading.Event()
         for each in (self.gate, self.door, self.latch):
             each.set()
@@ -82,7 +83,7 @@ class HostDriver:
     def device(self, uuid: str) -> Device:
         if uuid != UUID:
             raise FlexKVError(ErrorCode.DEVICE_UNKNOWN, f"no device {uuid}: use {UUID}")
-        return Device(UUID, 0, 1, read_only_supported=False)
+        return Device(UUID, 0, 1, self.read_only_supported)
 
     def enter(self, device: Device) -> None: ...
 
