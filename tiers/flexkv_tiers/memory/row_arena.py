@@ -43,7 +43,7 @@ class RowArena:
 
     @property
     def writable(self) -> bool:
-        """How it must be mapped. A daemon whose arena is not `shared` refuses to hand it out so, and names the cures."""
+        """How it must be mapped. A daemon whose arena is not `shared` refuses that, and names the cures."""
         return self._device is not None and not self._device.read_only_supported
 
     def open(self, arena: ArenaMap, segments: SegmentTable) -> None:
