@@ -11,6 +11,7 @@ import pytest
 
 from flexkv_py.client import Client
 from flexkvd.pinning import STEP
+from flexkvd.state_line import state_line
 from tests.tiers.host_driver import HostDriver
 
 from .conftest import GEOMETRY, DaemonThread
@@ -86,6 +87,9 @@ def test_a_drain_lets_go_of_all_that_no_copy_needs_while_the_loop_lives(
         daemon.call(daemon.daemon.stop)
         until(lambda: STEP in report(daemon)["degraded"])
         assert report(daemon)["degraded"][STEP].endswith("still pinned")
+        told = daemon.call(lambda: state_line(daemon.parts.readiness, daemon.parts.planner.state))
+        assert told.startswith("draining: ")
+        assert f"{STEP}: {ARENA_BYTES} of {ARENA_BYTES} bytes still pinned" in told
         client.ping()  # whatever the driver takes, the loop serves
         driver.latch.set()
         until(lambda: pinned_bytes(driver) == SEGMENT_BYTES)

@@ -184,10 +184,12 @@ class PinnedArena:
 
     def unpin(self, segment: int) -> None:
         """Blocks as `pin` does. What the driver will not let go of is the kernel's to let go. Raises CudaFailure."""
-        del self._pinned[segment]
-        heapq.heappush(self._rest, segment)
         self._enter()
-        self._driver.unpin(self._arena.segment_address(segment))
+        try:
+            self._driver.unpin(self._arena.segment_address(segment))
+        finally:
+            del self._pinned[segment]
+            heapq.heappush(self._rest, segment)
 
     def _enter(self) -> None:
         self._device = self._device or self._driver.device(self._driver.uuids[0])
