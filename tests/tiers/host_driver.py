@@ -83,6 +83,7 @@ class HostDriver:
     def device(self, uuid: str) -> Device:
         if uuid != UUID:
             raise FlexKVError(ErrorCode.DEVICE_UNKNOWN, f"no device {uuid}: use {UUID}")
+        self._called("device")
         return Device(UUID, 0, 1, self.read_only_supported)
 
     def enter(self, device: Device) -> None: ...

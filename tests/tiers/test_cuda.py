@@ -246,6 +246,10 @@ def test_a_refusal_to_pin_or_to_let_go_is_told_with_its_cure() -> None:
     """What could not be pinned is still to be pinned; what could not be let go is the kernel's, and asked for once."""
     arena, driver = Arena(1 << 20, 2, huge_pages=False), HostDriver()
     pinned = PinnedArena(driver, arena)
+    driver.refuse = {"device": 46}
+    with pytest.raises(FlexKVError, match="CUDA_VISIBLE_DEVICES"):
+        pinned.pin(0)
+    driver.refuse.clear()
     pinned.pin(0)
     driver.refuse = {"pin": 2, "unpin": 713}
     with pytest.raises(FlexKVError, match="LimitMEMLOCK"):

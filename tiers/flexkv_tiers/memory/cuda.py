@@ -176,6 +176,13 @@ class PinnedArena:
         length = self._arena.segment_bytes
         try:
             self._enter()
+        except CudaFailure as failure:
+            raise FlexKVError(
+                ErrorCode.BAD_CONFIG,
+                f"device {self._driver.uuids[0]} cannot be entered ({failure.detail}): free it, or hide it from "
+                "the daemon (CUDA_VISIBLE_DEVICES)",
+            ) from failure
+        try:
             self._driver.pin(self._arena.segment_address(segment), length)
         except CudaFailure as failure:
             raise _unpinned(length, failure, "make [dram] bytes smaller") from failure
