@@ -34,6 +34,8 @@ from .on_device import LAYOUT, PAGES, TOKENS, register, rows_in
 from .test_lives import until
 from .test_protocol import Stranger
 
+PACKED = b"".join(page.to_bytes(4, "little") for page in PAGES)
+
 
 def message(request: int, *allocations: DeviceAllocation, device: str = UUID) -> RegisterMemory:
     length = sum(each.length for each in allocations)
@@ -76,6 +78,21 @@ class Virtual:
         socket.send_fds(self.stranger.socket, [encode(asked)], self.descriptors[:beside])
         for descriptor in self.descriptors:
             os.close(descriptor)
+
+    def fill(self) -> list[bytes]:
+        """Bytes that differ by plane everywhere; returns them."""
+        for number, content in enumerate(self.content):
+            content[:] = bytes((each + number) % 251 for each in range(256)) * (GRANULARITY_BYTES // 256)
+        return [bytes(each) for each in self.content]
+
+    def holds(self, saved: list[bytes]) -> bool:
+        """Whether the rows of PAGES are those, in all layers and planes."""
+        for entry in by_plane():
+            plane, offset = divmod(entry.offset, GRANULARITY_BYTES)
+            end = offset + len(PAGES) * entry.page_bytes
+            if self.content[plane][offset:end] != saved[plane][offset:end]:
+                return False
+        return True
 
     def ends(self, asked: Save | Load) -> Progress:
         """How a ticket ends."""
@@ -196,24 +213,18 @@ def test_memory_that_comes_as_descriptors_is_loaded_and_saved(
     with Client(daemon.socket, GEOMETRY) as client:
         keys = b"".join(client.keys(TOKENS))
     worker = Virtual(greeted(daemon), driver)
-    pages = b"".join(page.to_bytes(4, "little") for page in PAGES)
     worker.register(2)
     assert worker.stranger.hear() == Registered(2, 1)
-    for number, content in enumerate(worker.content):
-        content[:] = bytes((each + number) % 251 for each in range(256)) * (GRANULARITY_BYTES // 256)
-    saved = [bytes(each) for each in worker.content]
-    assert worker.ends(Save(3, keys, pages, 1, deadline_ms=5000)).length == 8
+    saved = worker.fill()
+    assert worker.ends(Save(3, keys, PACKED, 1, deadline_ms=5000)).length == 8
     worker.stranger.say(UnregisterMemory(4, 1))
     assert worker.stranger.hear() == Done(4)
     assert not driver.imported
     worker.move()
     worker.register(5)
     assert worker.stranger.hear() == Registered(5, 2)
-    assert worker.ends(Load(6, keys, pages, 2, deadline_ms=5000)).length == 8
-    for entry in by_plane():
-        plane, offset = divmod(entry.offset, GRANULARITY_BYTES)
-        end = offset + len(PAGES) * entry.page_bytes
-        assert worker.content[plane][offset:end] == saved[plane][offset:end]
+    assert worker.ends(Load(6, keys, PACKED, 2, deadline_ms=5000)).length == 8
+    assert worker.holds(saved)
     worker.stranger.socket.close()
     until(lambda: not driver.imported)
 
