@@ -5,6 +5,7 @@
 
 from flexkv_py.client.arena import ArenaMap
 from flexkv_py.client.client import Client
+from flexkv_py.client.gates import Gates, GateState, GateWords
 from flexkv_py.client.handles import Lease, MatchResult, Memory, RowRequest, Ticket
 from flexkv_py.client.memory import PagedLayout, create_memory
 from flexkv_py.client.requests import TicketProgress
@@ -16,6 +17,9 @@ __all__ = [
     "Client",
     "DaemonMessage",
     "DeviceAllocation",
+    "GateState",
+    "GateWords",
+    "Gates",
     "GoingAway",
     "LayerLayout",
     "Lease",

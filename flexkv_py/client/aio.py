@@ -7,29 +7,28 @@ client; when to connect is `client.aio_connected`'s. Use it from one loop only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from flexkv_py.client import requests
 from flexkv_py.client.aio_connected import AsyncConnectedClient
+from flexkv_py.client.aio_handles import AsyncLease, AsyncMatchResult, AsyncMemory, AsyncRowRequest, AsyncTicket
 from flexkv_py.client.arena import ArenaMap
 from flexkv_py.client.calls import Handle, Registration
-from flexkv_py.client.requests import TicketProgress
+from flexkv_py.client.gates import Gates, over_s
 from flexkv_py.client.rows import AttachedRequest
 from flexkv_py.client.sockets import close_descriptors
-from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.errors import FlexKVError
 from flexkv_py.keys import ROOT, BlockKey
 from flexkv_py.wire.messages import (
     Attach,
     Attached,
-    Cancel,
     DaemonMessage,
-    Detach,
     DeviceAllocation,
     Done,
     Fence,
     Flush,
+    GateArray,
     LayerLayout,
     Load,
     MapArena,
@@ -39,15 +38,11 @@ from flexkv_py.wire.messages import (
     Pages,
     Ping,
     Prefetch,
-    Progress,
     RegisterMemory,
-    Release,
     Reset,
-    Run,
     Save,
     Segments,
     UnregisterMemory,
-    Wait,
 )
 
 
@@ -106,14 +101,24 @@ class AsyncClient(AsyncConnectedClient):
         return AsyncMatchResult(matched.length, matched.runs, lease)
 
     async def load(
-        self, keys: Sequence[BlockKey], pages: Sequence[int], memory: AsyncMemory, deadline_s: float = 10.0
+        self,
+        keys: Sequence[BlockKey],
+        pages: Sequence[int],
+        memory: AsyncMemory,
+        deadline_s: float = 10.0,
+        gates: Gates | None = None,
     ) -> AsyncTicket:
-        """Promote `keys` and copy them into `pages` of `memory`: whole blocks, in the order of the keys."""
+        """Promote `keys` and copy them into `pages` of `memory`, opening `gates`; see `Client.load`."""
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         deadline_ms = requests.milliseconds(deadline_s, "deadline_s")
-        opened, life = await self._ask_on(
-            memory.registration, lambda name: Load(0, packed, places, name, deadline_ms), Opened
-        )
+
+        def build(name: int, array: GateArray | None = None) -> Load:
+            return Load(0, packed, places, name, deadline_ms, array)
+
+        if gates is None:
+            opened, life = await self._ask_on(memory.registration, build, Opened)
+        else:
+            opened, life = await self._ask_gated(memory, build, gates, deadline_s)
         return AsyncTicket(self, Handle(opened.ticket, life))
 
     async def save(
@@ -128,18 +133,18 @@ class AsyncClient(AsyncConnectedClient):
         high_priority: bool = False,
         low_priority: bool = False,
         retention_s: float = 0.0,
+        after: bytes = b"",
     ) -> AsyncTicket:
-        """Copy `pages` of `memory` out as the chain `keys` after `parent`; `ack`: how deep before `stored`.
-
-        After `retention_s` (0: never) the daemon drops the blocks from every tier.
-        """
+        """Copy `pages` of `memory` out as the chain `keys` after `parent`; see `flexkv_py.client.Client.save`."""
         retention_ms = requests.milliseconds(retention_s, "retention_s")
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         above, deadline_ms = requests.pack_keys([parent]), requests.milliseconds(deadline_s, "deadline_s")
 
         def build(name: int) -> Save:
+            if after:
+                self._session.check_ordered()
             hints = skip_below, high_priority, low_priority, retention_ms
-            return Save(0, packed, places, name, above, deadline_ms, ack, *hints)
+            return Save(0, packed, places, name, above, deadline_ms, ack, *hints, after)
 
         opened, life = await self._ask_on(memory.registration, build, Opened)
         return AsyncTicket(self, Handle(opened.ticket, life))
@@ -265,6 +270,15 @@ class AsyncClient(AsyncConnectedClient):
                     self._session.registrations.remove(registration)
                     close_descriptors(registration)
 
+    async def _ask_gated(
+        self, memory: AsyncMemory, build: Callable[[int, GateArray], Load], gates: Gates, load_s: float
+    ) -> tuple[Opened, int]:
+        """`_ask_on` for a load with gates; see `client.client`."""
+        deadline_s, end_s = self._deadline_s(), over_s(asyncio.get_running_loop().time(), load_s)
+        link = await self._linked(deadline_s)
+        handle = self._session.known(memory.registration)
+        return await link.load_gated(gates, end_s, partial(build, handle.id), deadline_s, handle), link.life
+
     async def _share(self, descriptor: int, request: RegisterMemory) -> AsyncMemory:
         """Register memory for this and every later life; owns the descriptor."""
         registration = Registration(descriptor, request, Handle(0, 0))
@@ -277,116 +291,3 @@ class AsyncClient(AsyncConnectedClient):
             close_descriptors(registration)
             raise
         return AsyncMemory(self, registration, requests.pages_per_block(request, self._geometry))
-
-
-class AsyncMemory:
-    """Registered memory. Stays usable over any number of reconnects, until `unregister`."""
-
-    def __init__(self, client: AsyncClient, registration: Registration, pages_per_block: int) -> None:
-        self.registration = registration
-        self._client = client
-        self._pages_per_block = pages_per_block
-
-    async def unregister(self) -> None:
-        """Return once no running copy touches it and the daemon has closed it."""
-        await self._client.forget(self)
-
-    def pack_pages(self, pages: Sequence[int], block_count: int) -> bytes:
-        """The pages of `block_count` whole blocks, as the wire carries them."""
-        return requests.pack_block_pages(pages, block_count, self._pages_per_block)
-
-
-class AsyncLease:
-    """Keeps a matched prefix usable, in an `async with` until its end."""
-
-    def __init__(self, client: AsyncClient, handle: Handle) -> None:
-        self._client = client
-        self._handle = handle
-
-    async def release(self) -> None:
-        """Give it back. Raises DAEMON_LOST where the daemon was lost, and the lease with it."""
-        await self._client.ask_about(self._handle, Release(0, self._handle.id), Done)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, failure: object, *_: object) -> None:
-        with requests.giving_back(failure):
-            await self.release()
-
-
-@dataclass(frozen=True)
-class AsyncMatchResult:
-    """`length` usable leading keys, in `runs` by the slowest tier they need; `lease` if one was asked for."""
-
-    length: int
-    runs: list[Run]
-    lease: AsyncLease | None
-
-
-class AsyncTicket:
-    """One running load, save, prefetch or flush. Dies with the connection it was opened on."""
-
-    def __init__(self, client: AsyncClient, handle: Handle) -> None:
-        self._client = client
-        self._handle = handle
-
-    async def wait(self, chunk: int | None = None, timeout_s: float | None = None) -> TicketProgress:
-        """Wait for the end, or until chunks 0..`chunk` are in the worker; see `flexkv_py.client.Ticket.wait`."""
-        clock = asyncio.get_running_loop()
-        wire_chunk = requests.check_chunk(chunk, self._client.chunk_count)
-        end_s = requests.wait_end_s(clock.time(), timeout_s)
-        while True:
-            part = requests.slice_wait(clock.time(), end_s, self._client.timeout_s)
-            request = Wait(0, self._handle.id, wire_chunk, requests.milliseconds(part.hold_s, "timeout_s"))
-            progress = await self._client.ask_about(self._handle, request, Progress, part.reply_by_s)
-            if requests.answers_wait(progress, chunk) or clock.time() >= end_s:
-                return requests.progress_of(progress)
-
-    async def cancel(self) -> None:
-        """Want it no more: it ends at once, copies in flight run to their end (see `AsyncClient.fence`)."""
-        await self._client.ask_about(self._handle, Cancel(0, self._handle.id), Done)
-
-
-class AsyncRowRequest:
-    """A running request that reads rows of its blocks in the mapped arena; see `flexkv_py.client.RowRequest`."""
-
-    def __init__(self, client: AsyncClient, row: AttachedRequest) -> None:
-        self._client = client
-        self._row = row
-
-    @property
-    def request(self) -> int:
-        """The caller's number of it."""
-        return self._row.request
-
-    @property
-    def block_count(self) -> int:
-        """How many blocks are attached."""
-        return self._row.block_count
-
-    @property
-    def version(self) -> int:
-        """The table's version as far as it was taken; other ranks may have brought it to one before the first."""
-        return self._row.taken
-
-    def pages(self, version_max: int | None = None) -> list[Pages]:
-        """What changed in its table since the last time, up to `version_max`, oldest first."""
-        return self._client.take_pages(self._row, version_max)
-
-    def ack(self, version: int) -> None:
-        """No step that could see the table before `version` is in flight; never waits. Raises BAD_ARGUMENT."""
-        self._client.acknowledge(self._row, version)
-
-    async def extend(self, keys: Sequence[BlockKey]) -> None:
-        """Attach the blocks that follow those attached so far."""
-        await self._client.attach_on(self._row, requests.attach_slices(keys))
-
-    async def detach(self) -> None:
-        """Give everything back, whether the daemon still hears of it or not; no step that reads it may be in flight."""
-        try:
-            await self._client.ask_about(Handle(self.request, self._row.life), Detach(0, self.request), Done)
-        except FlexKVError as error:
-            if error.code not in (ErrorCode.DAEMON_LOST, ErrorCode.CANCELLED):
-                raise
-        self._client.forget_row(self._row)

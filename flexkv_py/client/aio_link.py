@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flexkv_py.client.calls import Call, Handle, Reply, lost_meanwhile
+from flexkv_py.client.gates import OVERDUE, Gates
 from flexkv_py.client.session import Session
 from flexkv_py.client.sockets import ANCILLARY_BYTES, RECEIVE_FLAGS, descriptors_of
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.wire.messages import ClientMessage, Welcome
+from flexkv_py.wire.messages import ClientMessage, GateArray, Load, Opened, Welcome
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -35,6 +36,7 @@ class AsyncLink:
         self._unsent = bytearray()  # frames that nobody waits for, and the rest of one of them
         self._waiting: dict[int, asyncio.Future[None]] = {}  # by id of the call
         self._writable: asyncio.Future[None] | None = None  # of the one task that sends and must wait for room
+        self._gate_timer: asyncio.TimerHandle | None = None  # of the next look at gates
         self._received = memoryview(bytearray(RECEIVE_BYTES))
         self._loop.add_reader(connection, self._receive)
 
@@ -60,6 +62,36 @@ class AsyncLink:
         self._check_alive()
         call = await self._run(self._session.start(message, expect), (), deadline_s)
         return call.result(), call.descriptors
+
+    async def load_gated(
+        self, gates: Gates, over_s: float, build: Callable[[GateArray], Load], deadline_s: float, about: Handle
+    ) -> Opened:
+        """`exchange` for a load with gates, which must be over at `over_s`; whatever comes of it opens them."""
+        self._check_alive()
+        array = self._session.gate(gates, over_s)
+        self._watch_gates()
+        try:
+            return await self.exchange(build(array), Opened, deadline_s, about)
+        except FlexKVError as error:
+            if error.code is not ErrorCode.DEADLINE_EXCEEDED:  # without a reply the daemon may be at it
+                self._session.gated.give_up(gates)
+            raise
+
+    def _watch_gates(self) -> None:
+        """Look again when the next load with gates must be over."""
+        check_s, timer = self._session.gated.next_check_s, self._gate_timer
+        if check_s is None or (timer is not None and timer.when() <= check_s):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._gate_timer = self._loop.call_at(check_s, self._check_gates)
+
+    def _check_gates(self) -> None:
+        self._gate_timer = None
+        if self._session.gated.overdue(self._loop.time()):
+            self.lose(OVERDUE)
+        else:
+            self._watch_gates()
 
     async def wait_for_pages(self, deadline_s: float) -> bool:
         """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
@@ -182,6 +214,8 @@ class AsyncLink:
             return
         self.lost = True
         self._session.lose(why)
+        if self._gate_timer is not None:
+            self._gate_timer.cancel()
         for request in list(self._waiting):
             self._wake(request)
         self._write_on()

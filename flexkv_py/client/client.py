@@ -7,12 +7,14 @@ Owns what the caller holds in hand: memories, tickets, leases, requests of the r
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from flexkv_py.client import requests
 from flexkv_py.client.arena import ArenaMap
 from flexkv_py.client.calls import Handle, Registration, lost_meanwhile
 from flexkv_py.client.connected import ConnectedClient
+from flexkv_py.client.gates import Gates, over_s
 from flexkv_py.client.handles import Lease, MatchResult, Memory, RowRequest, Ticket
 from flexkv_py.client.link import Link
 from flexkv_py.client.rows import AttachedRequest
@@ -28,6 +30,7 @@ from flexkv_py.wire.messages import (
     Done,
     Fence,
     Flush,
+    GateArray,
     LayerLayout,
     Load,
     MapArena,
@@ -105,11 +108,29 @@ class Client(ConnectedClient):
         lease = Lease(self, Handle(matched.lease, life)) if matched.lease else None
         return MatchResult(matched.length, matched.runs, lease)
 
-    def load(self, keys: Sequence[BlockKey], pages: Sequence[int], memory: Memory, deadline_s: float = 10.0) -> Ticket:
-        """Promote `keys` and copy them into `pages` of `memory`: whole blocks, in the order of the keys."""
+    def load(
+        self,
+        keys: Sequence[BlockKey],
+        pages: Sequence[int],
+        memory: Memory,
+        deadline_s: float = 10.0,
+        gates: Gates | None = None,
+    ) -> Ticket:
+        """Promote `keys` and copy them into `pages` of `memory`: whole blocks, in the order of the keys.
+
+        Each of `gates`, which lie in `memory`, is opened once its chunk is there for every key, and at the latest
+        when the load is over or the daemon is lost: also where this raises.
+        """
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         deadline_ms = requests.milliseconds(deadline_s, "deadline_s")
-        opened, life = self._ask_on(memory, lambda name: Load(0, packed, places, name, deadline_ms), Opened)
+
+        def build(name: int, array: GateArray | None = None) -> Load:
+            return Load(0, packed, places, name, deadline_ms, array)
+
+        if gates is None:
+            opened, life = self._ask_on(memory, build, Opened)
+        else:
+            opened, life = self._ask_gated(memory, build, gates, deadline_s)
         return Ticket(self, Handle(opened.ticket, life))
 
     def save(
@@ -124,18 +145,22 @@ class Client(ConnectedClient):
         high_priority: bool = False,
         low_priority: bool = False,
         retention_s: float = 0.0,
+        after: bytes = b"",
     ) -> Ticket:
         """Copy `pages` of `memory` out as the chain `keys` after `parent`; `ack`: how deep before `stored`.
 
-        After `retention_s` (0: never) the daemon drops the blocks from every tier.
+        After `retention_s` (0: never) the daemon drops the blocks from every tier. With `after`, the handle of an
+        inter-process event on the memory's device, nothing is read before what was recorded there has been reached.
         """
         retention_ms = requests.milliseconds(retention_s, "retention_s")
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         above, deadline_ms = requests.pack_keys([parent]), requests.milliseconds(deadline_s, "deadline_s")
 
         def build(name: int) -> Save:
+            if after:
+                self._session.check_ordered()
             hints = skip_below, high_priority, low_priority, retention_ms
-            return Save(0, packed, places, name, above, deadline_ms, ack, *hints)
+            return Save(0, packed, places, name, above, deadline_ms, ack, *hints, after)
 
         opened, life = self._ask_on(memory, build, Opened)
         return Ticket(self, Handle(opened.ticket, life))
@@ -286,6 +311,15 @@ class Client(ConnectedClient):
             close_descriptors(registration)
             raise
         return Memory(self, registration, requests.pages_per_block(request, self._geometry))
+
+    def _ask_gated(
+        self, memory: Memory, build: Callable[[int, GateArray], Load], gates: Gates, load_s: float
+    ) -> tuple[Opened, int]:
+        """`_ask_on` for a load with gates, which are open soon after `load_s` from now, whatever comes of it."""
+        deadline_s, end_s = self._deadline_s(), over_s(time.monotonic(), load_s)
+        link = self._linked(deadline_s)
+        handle = self._session.known(memory.registration)
+        return link.load_gated(gates, end_s, partial(build, handle.id), deadline_s, handle), link.life
 
     def _attach_on(self, row: AttachedRequest, slices: Sequence[bytes]) -> None:
         for packed in slices:

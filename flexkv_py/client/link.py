@@ -13,14 +13,15 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flexkv_py.client.calls import Call, Handle, Reply, close_all, lost_meanwhile
+from flexkv_py.client.gates import Gates, GateWatch
 from flexkv_py.client.session import Session
 from flexkv_py.client.sockets import ANCILLARY_BYTES, RECEIVE_FLAGS, descriptors_of
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_py.wire.messages import ClientMessage, Message, Welcome
+from flexkv_py.wire.messages import ClientMessage, GateArray, Load, Message, Opened, Welcome
 
 RECEIVE_BYTES = 64 * 1024
 DRAIN_READS_MAX = 64
@@ -62,6 +63,7 @@ class Link:
         self._followers: dict[int, _Follower] = {}  # by id of the call they wait for
         self._hung_up = False  # the peer is gone, though what it said last may still wait to be read
         self._users = 1  # threads that may touch the socket, the watcher included: the last one closes it
+        self._gate_watch: GateWatch | None = None
         self._watcher = threading.Thread(target=self._watch, name="flexkv-hang-up", daemon=True)
         self._watcher.start()
 
@@ -89,6 +91,24 @@ class Link:
         """Like `exchange`, for a reply with descriptors: they are the caller's."""
         call = self._exchange(message, expect, deadline_s)
         return call.result(), call.descriptors
+
+    def load_gated(
+        self, gates: Gates, over_s: float, build: Callable[[GateArray], Load], deadline_s: float, about: Handle
+    ) -> Opened:
+        """`exchange` for a load with gates, which must be over at `over_s`; whatever comes of it opens them."""
+        with self._lock:
+            if self.lost:
+                raise lost_meanwhile()
+            array = self._session.gate(gates, over_s)
+            self._gate_watch = self._gate_watch or GateWatch(self._session.gated, self._lock, self._lose)
+            self._gate_watch.look()
+        try:
+            return self.exchange(build(array), Opened, deadline_s, about)
+        except FlexKVError as error:
+            if error.code is not ErrorCode.DEADLINE_EXCEEDED:  # without a reply the daemon may be at it
+                with self._lock:
+                    self._session.gated.give_up(gates)
+            raise
 
     def wait_for_pages(self, deadline_s: float) -> bool:
         """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
@@ -154,6 +174,8 @@ class Link:
         with self._lock:
             self._lose(why)
         self._watcher.join()
+        if self._gate_watch is not None:
+            self._gate_watch.join()
 
     def close_in_fork(self) -> None:
         """Close a forked child's copy, or the daemon would believe in this session until the child ends."""
@@ -337,6 +359,8 @@ class Link:
             return
         self.lost = True
         self._session.lose(why)
+        if self._gate_watch is not None:
+            self._gate_watch.close()
         for follower in self._followers.values():
             follower.waker.release()
         self._followers.clear()

@@ -16,6 +16,7 @@ from typing import cast
 import msgspec
 
 from flexkv_py.client.calls import Backoff, Call, Handle, Registration, Reply, close_all, error_of
+from flexkv_py.client.gates import GatedLoads, Gates
 from flexkv_py.client.rows import AttachedRequest, Rows
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.keys import NAMESPACE_BYTES
@@ -29,6 +30,7 @@ from flexkv_py.wire.messages import (
     DaemonMessage,
     Detach,
     Failed,
+    GateArray,
     Hello,
     Matched,
     Message,
@@ -65,6 +67,7 @@ class Session:
     backoff: Backoff = field(default_factory=Backoff)
     registrations: list[Registration] = field(default_factory=list)  # memories to register in every life
     rows: Rows = field(default_factory=Rows)
+    gated: GatedLoads = field(default_factory=GatedLoads)
     daemon_messages_dropped: int = 0
     _believed: int = 0  # the last life whose welcome was
     _last_id: int = 0
@@ -143,6 +146,26 @@ class Session:
         call = Call(message.id, expect, frame)
         self._outstanding[call.id] = cast(Call[Message], call)  # kept as a call of any reply
         return call
+
+    def check_ordered(self) -> None:
+        """Raise UNSUPPORTED where the daemon would ignore gates and events, and leave who waits for them waiting."""
+        if not self.greeted.ordered_copies:
+            raise FlexKVError(
+                ErrorCode.UNSUPPORTED,
+                "this daemon is older than gates of loads and events of saves: install the same version on both ends, "
+                "or wait for tickets and synchronise the stream instead",
+            )
+
+    def gate(self, gates: Gates, end_s: float) -> GateArray:
+        """Take these gates for a load that is sent next and over at `end_s`. Raises UNSUPPORTED, BAD_ARGUMENT."""
+        self.check_ordered()
+        chunk_count = self.hello.geometry.chunk_count
+        if gates.chunk_count != chunk_count:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"{gates.chunk_count} gates for blocks of {chunk_count} chunks: make one for each chunk",
+            )
+        return self.gated.begin(gates, end_s)
 
     # -------------------------------------------------------------- replies
 
@@ -287,6 +310,7 @@ class Session:
         failure = self._parting or FlexKVError(
             ErrorCode.DAEMON_LOST, f"the daemon is lost ({why}): the next call connects again by itself"
         )
+        self.gated.lose()
         for call in self._outstanding.values():
             call.fail(failure)
         self._outstanding.clear()

@@ -109,19 +109,35 @@ class Match(Message, tag=4):
     hold_ms: int = 0
 
 
+class GateArray(msgspec.Struct, array_like=True):
+    """Where in registered memory a load's gates lie, one u32 per chunk, and which generation of their use this is.
+
+    Generation g waits for the value 2g, compared with wrap-around: written once the chunk is there for every key,
+    or 2g + 1 as soon as it is known that it will not be.
+    """
+
+    offset: int
+    generation: int
+
+
 class Load(Message, tag=5):
-    """Promote and copy into the worker. `pages` has `tokens_per_block / page_tokens` u32 per key."""
+    """Promote and copy into the worker. `pages` has `tokens_per_block / page_tokens` u32 per key.
+
+    With `gates` each chunk's is opened, whatever comes of the load, unless the answer is `Failed`.
+    """
 
     keys: bytes
     pages: bytes
     memory: int
     deadline_ms: int = 0
+    gates: GateArray | None = None
 
 
 class Save(Message, tag=6):
     """Copy out of the worker. `ack` (`dram`, `ssd`, `s3`) says how deep before a key is `stored`.
 
-    After `retention_ms` (0: never) the blocks are dropped from every tier.
+    After `retention_ms` (0: never) the blocks are dropped from every tier. With `after`, the handle of an event of
+    the memory's device, nothing is read before that event is reached.
     """
 
     keys: bytes
@@ -134,6 +150,7 @@ class Save(Message, tag=6):
     high_priority: bool = False
     low_priority: bool = False
     retention_ms: int = 0
+    after: bytes = b""
 
 
 class Prefetch(Message, tag=7):
@@ -274,7 +291,10 @@ ClientMessage = (
 
 
 class Welcome(Message, tag=65):
-    """`boot` names this life of the daemon: tickets, leases and memories of another are void."""
+    """`boot` names this life of the daemon: tickets, leases and memories of another are void.
+
+    With `ordered_copies` it knows the gates of loads and the events of saves; a daemon that does not ignores them.
+    """
 
     version: int
     session: int
@@ -284,6 +304,7 @@ class Welcome(Message, tag=65):
     keys_per_message_max: int
     tickets_max: int
     leases_max: int
+    ordered_copies: bool = False
 
 
 class Registered(Message, tag=66):

@@ -89,7 +89,11 @@ class CudaTable:
         choices=("auto", "on", "off"),
     )
     copies_in_flight_bytes_max: int = key(
-        Kind.SIZE, "Submitted to one device at a time: what a load may have to wait for.", 32 * MIB, low=MIB, high=GIB
+        Kind.SIZE,
+        "Submitted to one device at a time, of each direction: what a load may have to wait for.",
+        32 * MIB,
+        low=MIB,
+        high=GIB,
     )
 
 

@@ -105,7 +105,9 @@ class Copies:
         batch.tasks_left = len(together)
         direction = Direction.INTO_WORKER if into else Direction.OUT_OF_WORKER
         for chunks in together:  # lanes keep the order, so chunk 0 of all blocks goes first
-            task = CopyTask(direction, batch.memory, chunks, batch.keys, batch.frames, batch.pages)
+            task = CopyTask(direction, batch.memory, chunks, batch.keys, batch.frames, batch.pages, ticket.after)
+            if ticket.gates is not None:
+                task.gates = ticket.gates.of(chunks)
             self._lanes.start(task, copies.priority, partial(self._chunks_ended, batch, task))
 
     def _chunks_ended(self, batch: _Batch, task: CopyTask, faults: list[Fault | None]) -> None:
@@ -131,8 +133,9 @@ class Copies:
             if not any(batch.faults):
                 took_s = (self._engine.now_ns() - batch.begun_ns) / 1e9
                 self.copy_time[batch.ticket.kind.value, batch.priority.name.lower()].add(took_s)
+            detail = batch.ticket.after.why_not if batch.ticket.after is not None else ""
             results = [
-                TransferResult(block.copy.transfer, fault, chunks=done & mask)
+                TransferResult(block.copy.transfer, fault, chunks=done & mask, detail=detail if fault else "")
                 for block, done, fault in zip(batch.blocks, batch.done, batch.faults, strict=True)
                 for mask in block.masks
             ]

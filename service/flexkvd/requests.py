@@ -52,6 +52,7 @@ from flexkvd.config import LimitsTable
 from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
+from flexkvd.ordering import TicketGates, check_event, check_gates
 from flexkvd.registration import Registry
 from flexkvd.resets import Resets
 from flexkvd.row_path import RowPath
@@ -80,6 +81,7 @@ class Requests:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.registry = Registry(limits, sessions.by_number, devices)
+        self._devices = devices
         self._engine = engine
         self._sessions = sessions
         self._limits = limits
@@ -148,7 +150,10 @@ class Requests:
         memory = session.memory(message.memory)
         pages = _distinct(memory.mapping.page_table(message.pages, len(keys)))
         deadline_ns = self._deadline_ns(message.deadline_ms)
+        gates = check_gates(message.gates, memory.mapping, len(keys)) if message.gates is not None else None
         ticket = self._ticket(session, TicketKind.LOAD, len(keys), memory, pages)
+        if gates is not None:
+            ticket.gates = TicketGates(self._devices.lanes, memory.mapping, gates)
         self._engine.post(LoadAsked(session.number, ticket.number, keys, deadline_ns, ticket.opened_ns))
         return self._opened(session, ticket, message.id)
 
@@ -167,7 +172,9 @@ class Requests:
         hints = self._hints(message)
         if message.skip_below and ack is not Tier.DRAM:
             raise _bad_argument(f"skip_below keeps a block in DRAM, yet ack asks for {message.ack!r}: drop one of them")
+        after = check_event(message.after, memory.mapping) if message.after else None
         ticket = self._ticket(session, TicketKind.SAVE, len(keys), memory, pages, ack)
+        ticket.after = after
         now_ns = ticket.opened_ns
         self._engine.post(SaveAsked(session.number, ticket.number, keys, parent, deadline_ns, ack, hints, now_ns))
         return self._opened(session, ticket, message.id)

@@ -223,6 +223,7 @@ class Server:
             self._limits.keys_per_message_max,
             self._limits.tickets_per_session_max,
             self._limits.leases_per_session_max,
+            ordered_copies=True,
         )
         connection.send(encode(welcome))
 

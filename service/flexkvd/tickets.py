@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
@@ -16,7 +17,9 @@ import numpy.typing as npt
 
 from flexkv_py.core.messages import Outcome, RequestRefused, TicketFinished, TicketKind, Tier
 from flexkv_py.wire.messages import Progress
+from flexkv_tiers.lanes.base import AwaitedEvent
 from flexkv_tiers.memory.worker import PageTable, WorkerMemory
+from flexkvd.ordering import TicketGates
 
 Pages = npt.NDArray[np.uint32]
 """Some page numbers of a memory, shape [pages]."""
@@ -56,11 +59,13 @@ class Ticket:
     """
 
     __slots__ = (
+        "after",
         "chunk_count",
         "copies",
         "counts",
         "finished",
         "first_chunk_ns",
+        "gates",
         "key_count",
         "kind",
         "masks",
@@ -108,6 +113,10 @@ class Ticket:
         self.refusal: RequestRefused | None = None
         """Why the planner did not open it."""
         self.waiters: list[Waiter] = []
+        self.gates: TicketGates | None = None
+        """Opened chunk by chunk as its copies end."""
+        self.after: AwaitedEvent | None = None
+        """What its copies wait for in the worker."""
 
     @property
     def over(self) -> bool:
@@ -146,6 +155,9 @@ class Ticket:
         """The planner ended it."""
         assert self.finished is None, "a ticket ends once"
         self.finished = finished
+        if self.gates is not None:
+            self.copies += 1  # the memory stays until the last gate is open
+            self.gates.give_up(partial(self.copies_ended, 1))
         self._answer()
         if self.memory is not None:
             self.memory.progressed(self)

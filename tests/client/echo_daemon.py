@@ -2,7 +2,7 @@
 
 Tests run it as a child process that they can kill (`python echo_daemon.py PATH`). What it does by request:
 `match` finds every key, and answers after `hold`; a ticket ends when its deadline has passed; `flush`
-sends as many GoingAway as its deadline has milliseconds; `reset` misbehaves as its epoch says.
+sends as many GoingAway as its deadline has milliseconds; `reset` misbehaves as its epoch says. It never opens a gate.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Peer:
         self.chunk_count = hello.geometry.chunk_count
         namespace = namespace_digest(hello.geometry.fingerprint, hello.tenant, hello.epoch)
         version = messages.PROTOCOL_VERSION
-        self.say(messages.Welcome(hello.id, version, 1, BOOT, namespace, self.chunk_count, 4096, 64, 64))
+        limits, young = (self.chunk_count, 4096, 64, 64), hello.token != "old"
+        self.say(messages.Welcome(hello.id, version, 1, BOOT, namespace, *limits, ordered_copies=young))
 
     def on_registermemory(self, request: messages.RegisterMemory) -> None:
         descriptor = self.descriptors.pop(0)

@@ -153,19 +153,23 @@ def connect(daemon: DaemonThread) -> Iterator[Callable[..., Client]]:
 class Worker:
     """A client with paged KV of its own in a sealed memfd, whose bytes the test can see and set."""
 
-    def __init__(self, client: Client, block_count: int = 64, geometry: Geometry = GEOMETRY) -> None:
+    def __init__(
+        self, client: Client, block_count: int = 64, geometry: Geometry = GEOMETRY, spare_bytes: int = 0
+    ) -> None:
+        """`spare_bytes` lie behind the pages."""
         self.client = client
         self.layout = PagedLayout(geometry, page_count=block_count * PAGES_PER_BLOCK, page_tokens=PAGE_TOKENS)
-        self.descriptor = create_memory(self.layout.bytes)
+        self.size_bytes = self.layout.bytes + spare_bytes
+        self.descriptor = create_memory(self.size_bytes)
         weakref.finalize(self, os.close, self.descriptor)
-        self.bytes = mmap.mmap(self.descriptor, self.layout.bytes)
+        self.bytes = mmap.mmap(self.descriptor, self.size_bytes)
         self.memory = self.register()
 
     def register(self) -> Memory:
         """Once more, should the first registration be gone."""
         return self.client.register_memory(
             self.descriptor,
-            bytes=self.layout.bytes,
+            bytes=self.size_bytes,
             page_count=self.layout.page_count,
             page_tokens=PAGE_TOKENS,
             layout=self.layout.layers,
@@ -179,7 +183,7 @@ class Worker:
         import random
 
         content = random.Random(seed).randbytes(self.layout.bytes)
-        self.bytes[:] = content
+        self.bytes[: len(content)] = content
         return content
 
     def block_bytes(self, block: int) -> bytes:

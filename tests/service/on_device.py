@@ -18,14 +18,17 @@ PAGES = list(range(PAGES_PER_BLOCK * BLOCKS))
 LAYOUT = PagedLayout(GEOMETRY, 64, PAGE_TOKENS)
 
 
-def register(client: Client, driver: HostDriver, device: str = UUID) -> tuple[Memory, memoryview]:
-    """The registered memory, and its bytes."""
-    handle, content = driver.allocate(256 + LAYOUT.bytes)
-    part = DeviceAllocation(256, LAYOUT.bytes, handle)
+def register(
+    client: Client, driver: HostDriver, device: str = UUID, spare_bytes: int = 0, first: int = 256
+) -> tuple[Memory, memoryview]:
+    """Memory with `spare_bytes` behind its pages, from byte `first` of an allocation on; and its content."""
+    length = LAYOUT.bytes + spare_bytes
+    handle, content = driver.allocate(first + length)
+    part = DeviceAllocation(first, length, handle)
     memory = client.register_device_memory(
         device, [part], page_count=LAYOUT.page_count, page_tokens=PAGE_TOKENS, layout=LAYOUT.layers
     )
-    return memory, content[256:]
+    return memory, content[first:]
 
 
 def rows_in(content: memoryview) -> bytes:

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from flexkv_py.client import Client, Lease, Memory, Outcome, RowRequest, Ticket, TicketProgress
+from flexkv_py.client import Client, Gates, Lease, Memory, Outcome, RowRequest, Ticket, TicketProgress
 from flexkv_py.client.aio import AsyncClient, AsyncLease, AsyncMemory, AsyncRowRequest, AsyncTicket
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, Plane
@@ -25,6 +25,7 @@ from .conftest import DaemonThread
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENT = (REPOSITORY / "docs/embedding.md").read_text()
 INSIDES = {"ask_about", "after_fork", "forget", "pack_pages", "alive_link"}
+INSIDES |= {"begin", "give_up", "all_open"}
 INSIDES |= {"take_pages", "acknowledge", "extend_row", "detach_row", "forget_row", "attach_on"}
 """Public to the other modules of the client only."""
 
@@ -32,8 +33,9 @@ INSIDES |= {"take_pages", "acknowledge", "extend_row", "detach_row", "forget_row
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """The examples, as a reader would save them; the first one's path."""
-    worker, rows = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    worker, gates, rows = re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
     (tmp_path / "worker.py").write_text(worker)
+    (tmp_path / "gates.py").write_text(gates)
     (tmp_path / "rows.py").write_text(rows)
     return tmp_path / "worker.py"
 
@@ -71,6 +73,11 @@ def test_the_example_runs_cold_and_warm(start: Callable[..., DaemonThread], tmp_
     ]
     assert daemon.stop() == 0
     assert run(script, start(ssd=ssd).socket)[0] == "first worker, from the cache: 4"
+
+
+def test_the_example_of_gates_loads_layer_by_layer(start: Callable[..., DaemonThread], script: Path) -> None:
+    """As a process: every layer is told by its gate."""
+    assert run(script.with_name("gates.py"), start().socket) == ["layers ready: 8 blocks loaded: 4"]
 
 
 def test_the_example_of_rows_reads_one(start: Callable[..., DaemonThread], script: Path) -> None:
@@ -172,6 +179,8 @@ def test_the_tables_name_everything_else() -> None:
     done = {call.split("(")[0] for cell in cells("on what a call returned") for call in re.findall(r"`([^`]+)`", cell)}
     for kinds in ((Memory, Lease, Ticket, RowRequest), (AsyncMemory, AsyncLease, AsyncTicket, AsyncRowRequest)):
         assert {name.split(".")[1] for name in done} == set().union(*map(public, kinds))
+    gates = {name for call in cells("on `Gates`") for name in re.findall(r"gates\.(\w+)", call)}
+    assert gates | {"mapped"} == public(Gates) | {"offset", "chunk_count"}
     assert [cell.strip("`") for cell in cells("field of `TicketProgress`")] == [f.name for f in fields(TicketProgress)]
     assert {cell.strip("`") for cell in cells("`Outcome`")} == {outcome.value for outcome in Outcome}
 

@@ -63,6 +63,7 @@ class HostDriver:
         self._physical: dict[int, int] = {}  # bytes by inode
         self._streams: dict[int, _Stream] = {}
         self._events: dict[int, threading.Event] = {}
+        self._exported: dict[bytes, int] = {}
         self._next = 1
 
     def allocate(self, length: int) -> tuple[bytes, memoryview]:
@@ -185,8 +186,22 @@ class HostDriver:
     def allocation_bytes(self, address: int) -> int:
         return len(self._allocations[address])
 
+    def export_event(self, event: int) -> bytes:
+        """What a worker would send of an event of its own."""
+        handle = os.urandom(HANDLE_BYTES)
+        self._exported[handle] = event
+        return handle
+
     def open_event(self, handle: bytes) -> int:
-        raise CudaFailure("open_event", 801, "not supported")
+        if handle not in self._exported:
+            raise CudaFailure("open_event", INVALID_VALUE, "invalid value")
+        self._events[self._number()] = self._events[self._exported[handle]]
+        return self._next
+
+    @property
+    def event_count(self) -> int:
+        """Those that nobody has destroyed."""
+        return len(self._events)
 
     def _number(self) -> int:
         self._next += 1

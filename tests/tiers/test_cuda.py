@@ -1,10 +1,8 @@
-"""What of CUDA lanes and memory can be shown without a device: arithmetic, order, limits, refusals, calls."""
+"""What of CUDA memory can be shown without a device: arithmetic, limits, refusals."""
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexkv_py.core.messages import Fault, Priority
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_py.wire.gates import GENERATIONS, gate_value, has_failed, is_open, next_generation
 from flexkv_tiers.cuda import CudaFailure, Device, Rectangle
 from flexkv_tiers.cuda import driver as real
-from flexkv_tiers.lanes import CopyTask, Direction
-from flexkv_tiers.lanes.cuda import CudaLanes
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.memory.cuda import (
     MappedArena,
@@ -25,11 +21,10 @@ from flexkv_tiers.memory.cuda import (
     check_row_path,
 )
 from flexkv_tiers.memory.descriptors import PITCH_BYTES_MAX, describe, piece_table, rectangles
-from flexkv_tiers.memory.gates import GENERATIONS, gate_value, has_failed, is_open, next_generation
 from flexkv_tiers.memory.layout import chunk_strands
 from tests.tiers.host_driver import UUID, HostDriver
-from tests.tiers.lane_rigs import FRAME_COUNT, FRAME_PAGES, DriverSide
-from tests.tiers.paged import GEOMETRY, PAGE_COUNT, layer_first, page_first
+from tests.tiers.lane_rigs import FRAME_COUNT
+from tests.tiers.paged import GEOMETRY, layer_first, page_first
 
 MESSAGE = layer_first(GEOMETRY, 8)
 DEVICE = Device(UUID, 0, 1, read_only_supported=False)
@@ -40,13 +35,6 @@ def arena() -> Iterator[Arena]:
     arena = Arena(FRAME_COUNT * GEOMETRY.frame_bytes, 1)
     yield arena
     arena.close()
-
-
-def task_of(side: DriverSide, direction: Direction, blocks: int, chunk: int = 0) -> CopyTask:
-    keys = [block.to_bytes(16, "big") for block in range(blocks)]
-    frames = [(block * FRAME_PAGES,) * 4 for block in range(blocks)]
-    pages = np.array([[2 * block % PAGE_COUNT, (2 * block + 1) % PAGE_COUNT] for block in range(blocks)], np.uint32)
-    return CopyTask(direction, side.memory, [chunk], keys, frames, pages)
 
 
 # ------------------------------------------------------------ descriptors
@@ -100,125 +88,6 @@ def test_gates_stay_open_for_the_past_and_shut_for_the_future(generation: int, a
     assert is_open(gate_value(later, failed=failed), generation)
     assert is_open(gate_value(generation, failed=failed), later) is (ahead == 0)
     assert has_failed(gate_value(generation, failed=failed)) is failed
-
-
-# ------------------------------------------------------- lanes of one device
-
-
-@pytest.mark.parametrize("code", [801, 1])
-def test_a_driver_without_batches_is_found_out_once(arena: Arena, code: int) -> None:
-    """Not supported: falls back to rectangles for good; any other failure is a fault of the copy."""
-    driver = HostDriver()
-    driver.refuse["copy_batch"] = code
-    lanes, side = CudaLanes(driver, UUID, arena), DriverSide(driver, MESSAGE)
-    for _ in range(2):
-        faults = asyncio.run(lanes.copy(task_of(side, Direction.OUT_OF_WORKER, 3), Priority.SAVE))
-        assert faults == [None if code == 801 else Fault.MEMORY] * 3
-    assert driver.calls.count("copy_batch") == (1 if code == 801 else 2)
-    assert lanes.status()["batched"] is (code != 801)
-    lanes.close()
-    side.close()
-
-
-@pytest.mark.parametrize("call", ["create_event", "record", "write_value"])
-def test_a_driver_that_fails_after_the_copies_frees_nothing_early(arena: Arena, call: str) -> None:
-    """Where no event can tell the end, the copy is a fault only after its stream has ended."""
-    driver = HostDriver()
-    lanes, side = CudaLanes(driver, UUID, arena), DriverSide(driver, MESSAGE)
-    side.write(b"\x07" * MESSAGE.bytes)
-    from flexkv_tiers.memory.gates import Gate
-
-    async def copy() -> None:
-        driver.refuse[call] = 700
-        driver.gate.clear()
-        task = task_of(side, Direction.OUT_OF_WORKER, 1)
-        task.gates = {0: Gate(0, 1)}
-        copying = asyncio.create_task(lanes.copy(task, Priority.SAVE))
-        await asyncio.sleep(0.05)
-        assert not copying.done()
-        driver.gate.set()
-        assert await copying == [Fault.MEMORY]
-        assert arena.view(0, 1)[0] == 7
-
-    asyncio.run(copy())
-    lanes.close()
-    side.close()
-
-
-def test_what_is_in_flight_is_bounded_and_the_most_urgent_goes_next(arena: Arena) -> None:
-    """While the device is busy no more than the limit is submitted; a load then overtakes the saves that wait."""
-    driver = HostDriver()
-    length = GEOMETRY.chunk_bytes[0]
-    lanes, side = CudaLanes(driver, UUID, arena, bytes_in_flight_max=2 * length), DriverSide(driver, MESSAGE)
-    order: list[str] = []
-
-    async def copy() -> None:
-        driver.gate.clear()
-        saves = [task_of(side, Direction.OUT_OF_WORKER, 2) for _ in range(4)]
-        done = [asyncio.create_task(lanes.copy(save, Priority.SAVE)) for save in saves]
-        for number, each in enumerate(done):
-            each.add_done_callback(lambda _, number=number: order.append(f"save {number}"))
-        await asyncio.sleep(0.05)
-        assert driver.calls.count("copy_batch") == 1
-        load = asyncio.create_task(lanes.copy(task_of(side, Direction.INTO_WORKER, 2), Priority.LOAD))
-        load.add_done_callback(lambda _: order.append("load"))
-        await asyncio.sleep(0)
-        driver.gate.set()
-        await asyncio.gather(*done, load)
-        await asyncio.sleep(0)
-
-    asyncio.run(copy())
-    assert order.index("load") <= 1
-    lanes.close()
-    side.close()
-
-
-def test_copies_wait_for_the_event_of_the_worker(arena: Arena) -> None:
-    """What a task names to wait for holds its copies back on their stream, and nobody in the daemon."""
-    driver = HostDriver()
-    lanes, side = CudaLanes(driver, UUID, arena), DriverSide(driver, MESSAGE)
-    stream, event = driver.create_stream(), driver.create_event()
-
-    async def copy() -> None:
-        task = task_of(side, Direction.OUT_OF_WORKER, 1)
-        task.after = event
-        copying = asyncio.create_task(lanes.copy(task, Priority.SAVE))
-        await asyncio.sleep(0.02)
-        assert not copying.done()
-        side.write(b"\x09" * MESSAGE.bytes)  # the worker's kernel, which ends only now
-        driver.record(event, stream)
-        assert await copying == [None]
-        assert arena.view(0, 1)[0] == 9
-
-    asyncio.run(copy())
-    driver.destroy_stream(stream)
-    lanes.close()
-    side.close()
-
-
-def test_closing_lanes_ends_threads_and_tells_who_waits(arena: Arena) -> None:
-    """What was submitted is copied, what was not is DOWN, and no thread or event is left."""
-    driver, before = HostDriver(), set(threading.enumerate())
-    side = DriverSide(driver, MESSAGE)
-
-    async def copy() -> None:
-        lanes = CudaLanes(driver, UUID, arena, bytes_in_flight_max=GEOMETRY.chunk_bytes[0])
-        driver.gate.clear()
-        copying = asyncio.create_task(lanes.copy(task_of(side, Direction.INTO_WORKER, 12), Priority.LOAD))
-        await asyncio.sleep(0.02)
-        opener = threading.Timer(0.02, driver.gate.set)
-        opener.start()
-        lanes.close()
-        lanes.close()
-        opener.join()
-        faults = await copying
-        assert faults[0] is None
-        assert faults[-1] is Fault.DOWN
-        assert lanes.running(side.memory) == 0
-
-    asyncio.run(copy())
-    side.close()
-    assert not set(threading.enumerate()) - before
 
 
 # --------------------------------------------------------- the arena, pinned

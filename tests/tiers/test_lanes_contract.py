@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 
 from flexkv_py.core.messages import Fault, Priority
+from flexkv_py.wire.gates import has_failed, is_open
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.lanes import CopyTask, Direction
-from flexkv_tiers.memory.gates import Gate, is_open
+from flexkv_tiers.memory.gates import Gate
 from tests.tiers.lane_rigs import FRAME_COUNT, FRAME_PAGES, Rig, Side, rig_of
 from tests.tiers.paged import GEOMETRY, LAYOUTS, PAGE_COUNT, Layout, layer_first, stored_chunk, window
 
@@ -50,6 +52,9 @@ def worker(rig: Rig) -> Iterator[Side]:
 
 
 MESSAGE = layer_first(GEOMETRY, 8)
+GATED = msgspec.structs.replace(MESSAGE, bytes=MESSAGE.bytes + 16)
+"""Room for a gate of each chunk behind the pages."""
+GATED_ROWS = [[2 * block, 2 * block + 1] for block in range(6)]
 
 
 def task_of(side: Side, direction: Direction, rows: list[list[int]], *chunks: int) -> CopyTask:
@@ -153,7 +158,7 @@ def test_a_gate_opens_behind_its_copies(rig: Rig, worker: Side, spoiled: bool) -
     task = task_of(worker, Direction.INTO_WORKER, rows, 0, 1)
     at = 8 * (MESSAGE.bytes // 8) - 8  # bytes of a page nobody copies
     worker.write(bytes(MESSAGE.bytes))
-    gate, other = Gate(at, 7), Gate(at + 4, 7)
+    gate, other = Gate(at, 7, len(rows)), Gate(at + 4, 7, len(rows))
     task.gates = {1: gate}
     if spoiled:
         spoil_page(task)
@@ -162,6 +167,91 @@ def test_a_gate_opens_behind_its_copies(rig: Rig, worker: Side, spoiled: bool) -
     assert not is_open(gate_word(worker, gate), 8)
     assert gate_word(worker, gate) == (15 if spoiled else 14)
     assert gate_word(worker, other) == 0
+
+
+def gates_of(blocks: int, generation: int = 1) -> dict[int, Gate]:
+    return {chunk: Gate(MESSAGE.bytes + 4 * chunk, generation, blocks) for chunk in range(4)}
+
+
+def look(side: Side) -> tuple[bytes, list[int]]:
+    """The rows, read after the words of the gates, of which the last is read first: others may open meanwhile."""
+    values = [gate_word(side, gate) for gate in reversed(gates_of(0).values())]
+    return side.read(), values[::-1]
+
+
+@pytest.mark.parametrize("chunks", [[(0, 1, 2, 3)], [(0,), (1,), (2,), (3,)], [(0, 1), (2, 3)]])
+def test_gates_shared_by_tasks_open_in_order_behind_all_their_copies(rig: Rig, chunks: list[tuple[int, ...]]) -> None:
+    """Looked at all the while: where a gate is open every block has its chunk, and the gates before it are open."""
+    side, random = rig.side(GATED), Random(9)
+    for frame in range(24):
+        rig.arena.view(frame * FRAME_PAGES, 4096)[:] = random.randbytes(4096)
+    stored = [bytes(rig.arena.view(frame * FRAME_PAGES, 4096)) for frame in range(24)]
+    side.write(bytes(GATED.bytes))
+    gates, seen = gates_of(len(GATED_ROWS)), []
+
+    async def copy() -> None:
+        tasks = [task_of(side, Direction.INTO_WORKER, GATED_ROWS, *part) for part in chunks]
+        halves = [
+            replace(task, keys=task.keys[part], frames=task.frames[part], pages=task.pages[part])
+            for task in tasks
+            for part in (slice(0, 2), slice(2, 6))
+        ]
+        copying = []
+        for task in halves:
+            task.gates = {chunk: gates[chunk] for chunk in task.chunks}
+            copying.append(asyncio.create_task(rig.lanes.copy(task, Priority.LOAD)))
+            await asyncio.sleep(0)
+        while not all(each.done() for each in copying):
+            seen.append(look(side))
+            await asyncio.sleep(0)
+        seen.append(look(side))
+
+    asyncio.run(copy())
+    assert seen[-1][1] == [2] * 4
+    for content, values in seen:
+        assert values == sorted(values, reverse=True)
+        for chunk in (chunk for chunk, value in enumerate(values) if value):
+            for block, pages in enumerate(GATED_ROWS):
+                payload_bytes = GEOMETRY.chunk_payload_bytes[chunk]
+                ours = stored_chunk(GEOMETRY, GATED, content, pages, chunk)[:payload_bytes]
+                assert ours == stored[4 * block + chunk][:payload_bytes]
+    side.close()
+
+
+def test_one_task_that_fails_spoils_the_gates_it_shares(rig: Rig) -> None:
+    """The last task opens them as failed, though all of its own blocks are there."""
+    side = rig.side(GATED)
+    gates = gates_of(4)
+    bad, good = (task_of(side, Direction.INTO_WORKER, rows, 0, 1) for rows in (GATED_ROWS[:2], GATED_ROWS[2:4]))
+    bad.gates = good.gates = {chunk: gates[chunk] for chunk in (0, 1)}
+    spoil_page(bad)
+    run(rig, bad)
+    assert look(side)[1] == [0] * 4
+    assert run(rig, good) == [None] * 2
+    assert look(side)[1] == [3, 3, 0, 0]
+    side.close()
+
+
+def test_gates_that_are_given_up_open_once_as_failed(rig: Rig) -> None:
+    """A task of no blocks opens what is shut and nothing else; copies that come later write no gate again."""
+    side = rig.side(GATED)
+    gates = gates_of(2, generation=9)
+    whole = task_of(side, Direction.INTO_WORKER, GATED_ROWS[:2], 0)
+    whole.gates = {0: gates[0]}
+    assert run(rig, whole) == [None] * 2
+    given_up = task_of(side, Direction.INTO_WORKER, [], 0, 1, 2, 3)
+    given_up.pages = np.empty((0, 2), np.uint32)
+    given_up.gates = gates
+    assert run(rig, given_up) == []
+    assert look(side)[1] == [18, 19, 19, 19]
+    assert all(is_open(value, 9) for value in look(side)[1])
+    assert [has_failed(value) for value in look(side)[1]] == [False, True, True, True]
+    side.write(bytes(GATED.bytes))
+    late = task_of(side, Direction.INTO_WORKER, GATED_ROWS[:2], 1, 2, 3)
+    late.gates = {chunk: gates[chunk] for chunk in (1, 2, 3)}
+    assert run(rig, late) == [None] * 2
+    assert look(side)[1] == [0] * 4
+    side.close()
 
 
 def test_a_fence_returns_when_the_copies_have_ended(rig: Rig, worker: Side) -> None:

@@ -15,7 +15,7 @@ import pytest
 from flexkv_py.core.messages import Fault
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, Plane
-from flexkv_py.wire.messages import RegisterMemory
+from flexkv_py.wire.messages import GateArray, RegisterMemory
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.memory import HostMemory, PageRun, page_runs, sealed_memfd
 from tests.leaks import mapped_memfds, open_files
@@ -214,6 +214,43 @@ def test_a_page_table_is_checked_when_it_comes_in() -> None:
             worker.memory.page_table(raw, 2)
         assert caught.value.code is code
     worker.close()
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, lambda geometry, _: window(geometry)])
+def test_gates_may_lie_wherever_no_page_does(layout: Layout) -> None:
+    """Every aligned place of the memory, against a walk over all pages: also in gaps between them, and behind all."""
+    message = layout(GEOMETRY, 16)
+    message = msgspec.structs.replace(message, bytes=message.bytes + 64)
+    worker = Worker(message)
+    spans = [(entry.offset, entry.page_stride, entry.page_bytes) for entry in message.layout]
+    taken = np.zeros(message.bytes + 16, bool)
+    for offset, stride, length in spans or [(0, GEOMETRY.block_bytes, GEOMETRY.block_bytes)]:
+        for page in range(PAGE_COUNT):
+            taken[offset + page * stride : offset + page * stride + length] = True
+    taken[message.bytes :] = True
+    step = 4 if message.bytes < 1 << 16 else 4 * 61  # of larger memories not every place
+    end = message.bytes // 4 * 4
+    for offset in (*range(0, end, step), *range(end - 80, end, 4)):
+        free = not taken[offset : offset + 4 * GEOMETRY.chunk_count].any()
+        assert takes_gates(worker.memory, offset) == free, offset
+    worker.close()
+
+
+def takes_gates(memory: HostMemory, offset: int) -> bool:
+    try:
+        gates = memory.gates(GateArray(offset, 1), 1)
+    except FlexKVError:
+        return False
+    return [gate.offset for gate in gates] == [offset + 4 * chunk for chunk in range(GEOMETRY.chunk_count)]
+
+
+def test_a_memory_of_one_page_may_name_any_stride(descriptor: int) -> None:
+    """It is never used: what a stranger writes there must not hurt the registration, nor hide the page."""
+    layout = [msgspec.structs.replace(entry, page_stride=2**64 - 1) for entry in MESSAGE.layout]
+    memory = HostMemory(descriptor, msgspec.structs.replace(MESSAGE, page_count=1, layout=layout), GEOMETRY)
+    with pytest.raises(FlexKVError, match="where pages do"):
+        memory.gates(GateArray(0, 1), 1)
+    memory.close()
 
 
 def test_memory_closes_once_no_view_is_left(descriptor: int) -> None:

@@ -24,6 +24,7 @@ from .damaged_store import damage
 from .endurance import endurance
 from .flight_record import flight_record
 from .garbage import garbage
+from .gated_loads import gated_loads
 from .kill_daemon import kill_daemon
 from .kill_log import kill_log
 from .kill_worker import kill_worker
@@ -120,6 +121,9 @@ TRIALS = {
     ),
     "kill-daemon": Trial(
         kill_daemon, "SIGKILL of the daemon during saves, and restart", {"cycles": Count(50), "seed": SEED}
+    ),
+    "gated-loads": Trial(
+        gated_loads, "SIGKILL and SIGSTOP of the daemon under many gated loads", {"cycles": Count(10), "seed": SEED}
     ),
     "kill-log": Trial(
         kill_log, "SIGKILL while the SSD log seals, reclaims and rewrites", {"cycles": Count(200), "seed": SEED}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from .gated_loads import gated_loads
 from .kill_daemon import kill_daemon
 from .kill_worker import GONE_S_MAX, kill_worker
 from .row_workers import row_workers
@@ -30,6 +31,19 @@ def test_every_acknowledged_save_survives_sigkill(tmp_path: Path) -> None:
 def test_every_acknowledged_save_survives_sigkill_fifty_times(tmp_path: Path) -> None:
     """Fifty kills in a row."""
     kill_daemon(tmp_path, cycles=50, seed=2)
+
+
+@pytest.mark.timing
+def test_no_gate_stays_shut_under_a_daemon_that_is_killed_or_stopped(tmp_path: Path) -> None:
+    """Three kills and a stop under sixteen gated loads: all open within a second, and what says so has its rows."""
+    assert gated_loads(tmp_path, cycles=4)["gates opened"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_no_gate_stays_shut_under_forty_daemons(tmp_path: Path) -> None:
+    """Thirty kills and ten stops; some gates were shut at the moment of the loss."""
+    assert gated_loads(tmp_path, cycles=40, seed=2)["gates failed"] > 0
 
 
 @pytest.mark.full

@@ -34,6 +34,8 @@ def messages_of(kind: type) -> st.SearchStrategy:
             values[name] = plain[annotation]
         elif annotation in listed:
             values[name] = st.lists(listed[annotation], max_size=5)
+        elif type(None) in typing.get_args(annotation):
+            values[name] = st.none() | messages_of(typing.get_args(annotation)[0])
         else:
             values[name] = st.lists(messages_of(typing.get_args(annotation)[0]), max_size=5)
     return st.builds(kind, **values)

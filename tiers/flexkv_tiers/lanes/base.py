@@ -23,6 +23,19 @@ class Direction(Enum):
     OUT_OF_WORKER = "out_of_worker"
 
 
+@dataclass(slots=True, eq=False)
+class AwaitedEvent:
+    """An event of the worker's process, by its handle, shared by all tasks of a ticket.
+
+    The first of them that is submitted opens it and has the stream wait, behind which all others are too.
+    """
+
+    handle: bytes
+    awaited: bool = False
+    why_not: str = ""
+    """Why it cannot be opened, which fails all copies; like `awaited` written by the submitting thread alone."""
+
+
 @dataclass(slots=True)
 class CopyTask:
     """Some chunks of some blocks: chunk c of `keys[i]` lies in `frames[i][c]`, the block in the worker's `pages[i]`.
@@ -37,10 +50,13 @@ class CopyTask:
     keys: list[bytes]
     frames: list[tuple[int, ...]]
     pages: PageTable
-    after: int = 0
-    """Event of another process that the copies wait for on their stream; 0: none. Lanes of the host know none."""
+    after: AwaitedEvent | None = None
+    """What the copies wait for on their stream. Lanes of the host know none."""
     gates: dict[int, Gate] = field(default_factory=dict)
-    """Opened after this task's copies of a chunk, by chunk: given to the task that copies a ticket's last ones."""
+    """By chunk: told of this task's copies of it, and opened behind the last ones of all tasks that share them.
+
+    A task without blocks gives them up: what is not open yet is opened as failed.
+    """
     block_bytes: int = field(init=False)
     """Of all these chunks of one block."""
 
@@ -57,6 +73,8 @@ class Lanes(Protocol):
 
     def start(self, task: CopyTask, priority: Priority, copied: Copied) -> None:
         """Copy in the background, more urgent work first, and call `copied` once: at once when closed or empty.
+
+        A task of no blocks with gates opens them, and then calls `copied`. Lanes that are closed may leave them shut.
 
         A chunk that has begun is copied to its end; the next one waits for anything more urgent.
         """

@@ -96,6 +96,7 @@ class CpuLanes:
         count = len(task.frames)
         assert count == len(task.keys) == len(task.pages)
         if self._closed or not count:
+            _run_gates(task, failed=self._closed)
             copied([Fault.DOWN] * count)
             return
         chunk_count = len(task.chunks)
@@ -176,7 +177,7 @@ class CpuLanes:
                 continue
             self._jobs.remove(job)
             self._count(job)
-            _open_gates(job)
+            _run_gates(job.task, failed=any(job.faults))
             if not job.loop.is_closed():
                 for copied in job.copied:
                     copied(job.faults)
@@ -220,12 +221,12 @@ class CpuLanes:
         return True
 
 
-def _open_gates(job: _Job) -> None:
-    memory, failed = job.task.memory, any(job.faults)
-    assert isinstance(memory, HostMemory)
-    for gate in job.task.gates.values():
-        gate.failed |= failed
-        memory.write_gate(gate)
+def _run_gates(task: CopyTask, *, failed: bool) -> None:
+    """Tell a task's gates of its end, on the loop, and open those that waited for no other."""
+    for gate in task.gates.values():
+        if gate.ran(len(task.frames), failed=failed):
+            assert isinstance(task.memory, HostMemory)
+            task.memory.write_gate(gate)
 
 
 def _first_rank(waiting: list[_Entry]) -> int:

@@ -1,6 +1,6 @@
 """Copy lanes of one CUDA device: a stream per direction, one thread that submits, one per direction that finishes.
 
-A unit is one chunk of some blocks: one call into the driver, then an event, then the gate if it is the last.
+A unit is one chunk of some blocks: one call into the driver, the gate if it is the last, then an event.
 Submitting never waits for a copy, except for room: what is in flight is bounded, so a load waits for that much
 and no more. A finishing thread waits for the oldest event with the GIL released; a callback of the driver
 instead would hold its stream up until Python has got the GIL. Not yet run on a device.
@@ -9,8 +9,6 @@ instead would hold its stream up until Python has got the GIL. Not yet run on a 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import queue
 import threading
@@ -25,47 +23,19 @@ from flexkv_py.core.messages import Fault, Priority
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.cuda import CudaFailure, Driver
 from flexkv_tiers.lanes.base import Copied, CopyTask, Direction
+from flexkv_tiers.lanes.units import Job, Line, Unit, units_of
 from flexkv_tiers.memory.arena import Arena
 from flexkv_tiers.memory.cuda import CudaMemory
 from flexkv_tiers.memory.descriptors import Descriptors, describe, rectangles
 from flexkv_tiers.memory.worker import PageTable, WorkerMemory
 
 BYTES_IN_FLIGHT_MAX = 32 * 1024 * 1024
-"""Submitted and not ended, both directions: half a millisecond of a bus of 55 GB/s, far more than keeps it busy."""
+"""Submitted and not ended, of each direction: half a millisecond of a bus of 55 GB/s, far more than keeps it busy."""
 UNIT_BYTES_MAX = 8 * 1024 * 1024
 """Of one call: a sixth of a millisecond of that bus. Half of it costs a third more CPU."""
 NOT_SUPPORTED = 801
-_STOP_RANK = -1
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One task in the lanes. Threads write only the faults of blocks of their unit."""
-
-    task: CopyTask
-    loop: asyncio.AbstractEventLoop
-    units_left: int
-    faults: list[Fault | None]
-    copied: list[Copied]
-
-
-@dataclass(slots=True)
-class _Unit:
-    """Chunk `chunk` of blocks `first` to `end` of a job; `event` is recorded behind its copies."""
-
-    job: _Job
-    chunk: int
-    first: int
-    end: int
-    last: bool
-    """No block of this chunk comes after it."""
-    event: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return (self.end - self.first) * self.job.task.memory.chunk_bytes[self.chunk]
 
 
 @dataclass(slots=True)
@@ -76,25 +46,6 @@ class _Counters:
     faults: dict[Fault, int] = field(default_factory=dict)
     calls: int = 0
     pieces: int = 0
-
-
-class _Room:
-    """How much is in flight. A unit begins when that is below the limit, so one may go over it."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._changed = threading.Condition()
-
-    def await_some(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._bytes < self._bytes_max)
-
-    def change(self, length: int) -> None:
-        with self._changed:
-            self._bytes += length
-            assert self._bytes >= 0
-            self._changed.notify()
 
 
 class CudaLanes:
@@ -110,14 +61,11 @@ class CudaLanes:
         driver.enter(self._device)
         self._streams = {direction: driver.create_stream() for direction in Direction}
         self._events: deque[int] = deque()  # recorded before and reached: to be used again
-        self._waiting: list[tuple[int, int, _Unit | None]] = []
-        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._order = itertools.count()
-        self._room = _Room(bytes_in_flight_max)
-        self._submitted = {direction: queue.SimpleQueue[_Unit | None]() for direction in Direction}
-        self._finished: deque[_Unit] = deque()
+        self._line = Line(bytes_in_flight_max)
+        self._submitted = {direction: queue.SimpleQueue[Unit | None]() for direction in Direction}
+        self._finished: deque[Unit] = deque()
         self._wake_pending = False
-        self._jobs: set[_Job] = set()
+        self._jobs: set[Job] = set()
         self._counters = _Counters()
         self._closed = False
         self._submitter = threading.Thread(target=self._submit_all, name="copy-lane-submit")
@@ -131,21 +79,15 @@ class CudaLanes:
     def start(self, task: CopyTask, priority: Priority, copied: Copied) -> None:
         count = len(task.frames)
         assert count == len(task.keys) == len(task.pages)
-        if self._closed or not count:
+        if self._closed or not (count or task.gates):
             copied([Fault.DOWN] * count)
             return
-        job = _Job(task, asyncio.get_running_loop(), 0, [None] * count, [copied])
-        units: list[_Unit] = []
-        for chunk in task.chunks:
-            step = max(1, self._unit_bytes // task.memory.chunk_bytes[chunk])
-            units += [
-                _Unit(job, chunk, first, min(count, first + step), first + step >= count)
-                for first in range(0, count, step)
-            ]
+        job = Job(task, asyncio.get_running_loop(), 0, [None] * count, [copied])
+        units = units_of(job, self._unit_bytes)
         job.units_left = len(units)
         self._jobs.add(job)
         for unit in units:
-            self._put((int(priority), next(self._order), unit))
+            self._line.put(int(priority), unit)
 
     async def copy(self, task: CopyTask, priority: Priority) -> list[Fault | None]:
         ended: asyncio.Future[list[Fault | None]] = asyncio.get_running_loop().create_future()
@@ -171,18 +113,17 @@ class CudaLanes:
         if self._closed:
             return
         self._closed = True
-        self._put((_STOP_RANK, next(self._order), None))
+        left = self._line.close()
         self._submitter.join()
+        self._driver.enter(self._device)
+        for unit in left:
+            unit.fail(Fault.DOWN)
+            self._give_up_gate(unit)  # before anything is waited for: a save's event may come only behind it
         for direction, finisher in zip(Direction, self._finishers, strict=True):
             self._submitted[direction].put(None)
             finisher.join()
-        while self._waiting:
-            unit = heapq.heappop(self._waiting)[2]
-            assert unit is not None
-            _fail(unit, range(unit.first, unit.end), Fault.DOWN)
-            self._finished.append(unit)
+        self._finished.extend(left)
         self._deliver()
-        self._driver.enter(self._device)
         for event in self._events:
             self._driver.destroy_event(event)
         for stream in self._streams.values():
@@ -194,7 +135,7 @@ class CudaLanes:
             "kind": "cuda",
             "device": self._device.uuid,
             "jobs": len(self._jobs),
-            "queued_units": len(self._waiting),
+            "queued_units": len(self._line),
             "batched": self._batches,
             "driver_calls": counters.calls,
             "pieces": counters.pieces,
@@ -203,10 +144,6 @@ class CudaLanes:
         }
 
     # ------------------------------------------------------------ on the loop
-
-    def _put(self, entry: tuple[int, int, _Unit | None]) -> None:
-        heapq.heappush(self._waiting, entry)
-        self._tokens.put(None)
 
     def _deliver(self) -> None:
         self._wake_pending = False  # first: a unit that ends from here on wakes the loop again
@@ -228,44 +165,58 @@ class CudaLanes:
 
     def _submit_all(self) -> None:
         self._driver.enter(self._device)
-        while True:
-            self._tokens.get()
-            self._room.await_some()  # before it looks who is first: the most urgent may come meanwhile
-            _, _, unit = heapq.heappop(self._waiting)
-            if unit is None:
-                return
-            self._room.change(unit.bytes)
+        while (unit := self._line.take()) is not None:
             try:
                 self._submit(unit)
             except Exception as error:
                 if not isinstance(error, CudaFailure):
                     _log.exception("a copy of chunk %d failed", unit.chunk)
-                _fail(unit, range(unit.first, unit.end), getattr(error, "fault", Fault.INTERNAL))
-            self._submitted[unit.job.task.direction].put(unit)
+                unit.fail(getattr(error, "fault", Fault.INTERNAL))
+            self._submitted[unit.direction].put(unit)
 
-    def _submit(self, unit: _Unit) -> None:
-        """Enqueue the copies, the event and the gate. Whatever fails before the event, the gate opens as failed."""
-        task, stream = unit.job.task, self._streams[unit.job.task.direction]
-        assert isinstance(task.memory, CudaMemory)
-        gate = task.gates.get(unit.chunk)
+    def _submit(self, unit: Unit) -> None:
+        """Enqueue the wait, the copies, the gate and the event. Whatever fails before the gate spoils it."""
+        stream, failed = self._streams[unit.direction], True
         try:
-            if task.after:
-                self._driver.wait_event(stream, task.after)
+            self._await_worker(unit, stream)
             self._submit_copies(unit, stream)
-        except BaseException:
-            if gate is not None:
-                gate.failed = True
-            raise
+            failed = any(unit.job.faults[unit.first : unit.end])
         finally:
-            if gate is not None:
-                gate.failed |= any(unit.job.faults[unit.first : unit.end])
-                if unit.last and not task.memory.closed:
-                    self._driver.write_value(stream, task.memory.address_of(gate.offset), gate.value)
+            self._run_gate(unit, stream, unit.end - unit.first, failed=failed)
             event = self._events.popleft() if self._events else self._driver.create_event()
             self._driver.record(event, stream)
             unit.event = event
 
-    def _submit_copies(self, unit: _Unit, stream: int) -> None:
+    def _await_worker(self, unit: Unit, stream: int) -> None:
+        after = unit.job.task.after
+        if after is None or after.awaited:
+            return
+        try:
+            unit.awaited = self._driver.open_event(after.handle)
+        except CudaFailure as failure:
+            after.why_not = (
+                f"the event it waits for cannot be opened ({failure.detail}): send the handle of an inter-process "
+                "event on this device, and keep the event until the save is over"
+            )
+            raise
+        self._driver.wait_event(stream, unit.awaited)
+        after.awaited = True
+
+    def _run_gate(self, unit: Unit, stream: int, blocks: int, *, failed: bool) -> None:
+        """Tell the unit's gate of copies that are enqueued (0: of none to come); open it behind them if it is time."""
+        memory, gate = unit.job.task.memory, unit.job.task.gates.get(unit.chunk)
+        if gate is not None and gate.ran(blocks, failed=failed) and not memory.closed:
+            assert isinstance(memory, CudaMemory)
+            self._driver.write_value(stream, memory.address_of(gate.offset), gate.value)
+
+    def _give_up_gate(self, unit: Unit) -> None:
+        """At the end, on the loop, for a unit that is not submitted any more."""
+        try:
+            self._run_gate(unit, self._streams[unit.direction], 0, failed=True)
+        except CudaFailure as failure:
+            _log.error("a gate stays shut until its worker opens it: %s", failure)
+
+    def _submit_copies(self, unit: Unit, stream: int) -> None:
         task = unit.job.task
         blocks, frames = self._sound_blocks(unit)
         if not blocks:
@@ -276,7 +227,7 @@ class CudaLanes:
         self._call(stream, copies, into)
         self._counters.pieces += len(copies.lengths)
 
-    def _sound_blocks(self, unit: _Unit) -> tuple[list[int], list[int]]:
+    def _sound_blocks(self, unit: Unit) -> tuple[list[int], list[int]]:
         """The blocks whose pages and frames exist, and the frames' addresses; the others fail alone."""
         task, faults = unit.job.task, unit.job.faults
         outside = task.pages[unit.first : unit.end].max(axis=1) >= task.memory.page_count  # all at once: 4 µs each
@@ -320,14 +271,14 @@ class CudaLanes:
             except Exception as error:
                 if not isinstance(error, CudaFailure):
                     _log.exception("the end of a copy of chunk %d", unit.chunk)
-                _fail(unit, range(unit.first, unit.end), getattr(error, "fault", Fault.INTERNAL))
+                unit.fail(getattr(error, "fault", Fault.INTERNAL))
             self._finished.append(unit)
             if not self._wake_pending:
                 self._wake_pending = True
                 with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                     unit.job.loop.call_soon_threadsafe(self._deliver)
 
-    def _finish(self, unit: _Unit, direction: Direction) -> None:
+    def _finish(self, unit: Unit, direction: Direction) -> None:
         try:
             if unit.event:
                 self._driver.await_event(unit.event)
@@ -335,7 +286,9 @@ class CudaLanes:
             else:  # it could not be recorded: whatever was enqueued before must end all the same
                 self._driver.synchronize(self._streams[direction])
         finally:
-            self._room.change(-unit.bytes)
+            self._line.ended(unit)
+            if unit.awaited:
+                self._driver.destroy_event(unit.awaited)
         if direction is Direction.OUT_OF_WORKER:
             for block in range(unit.first, unit.end):
                 if unit.job.faults[block] is None:
@@ -352,8 +305,3 @@ class CudaLanes:
 def _pass(fence: asyncio.Future[None], _: list[Fault | None]) -> None:
     if not fence.done():
         fence.set_result(None)
-
-
-def _fail(unit: _Unit, blocks: range, fault: Fault) -> None:
-    for block in blocks:
-        unit.job.faults[block] = unit.job.faults[block] or fault

@@ -1,53 +1,39 @@
-"""Gates: one 32-bit number per ticket and chunk, in memory of the worker, that says when the chunk is there.
-
-Whoever waits compares with wrap-around, as a stream does (`CU_STREAM_WAIT_VALUE_GEQ`), so a slot is used again
-without being cleared. Generation g waits for 2g: the lane writes 2g after its copies, or 2g + 1 when they failed.
-Then too nobody waits for ever; who was let in looks at the lowest bit, or at its ticket, before it believes a row.
-"""
+"""Gates as the lanes have them: which copies each still waits for. What its word means is `flexkv_py.wire.gates`'s."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-GATE_BYTES = 4
-GENERATIONS = 1 << 31
-"""The next generation after the last is 0 again."""
-_VALUES = 1 << 32
+from flexkv_py.wire.gates import gate_value
 
 
 @dataclass(slots=True)
 class Gate:
     """A gate that is to be opened once: `offset` in the registered memory, in bytes, of its little-endian u32.
 
-    All copies it stands for share it, so that one that fails spoils it for the last, which opens it.
+    `blocks_left` are those whose copies it still waits for. All tasks that copy them share it, in whatever order
+    they run: one that fails spoils it for the last, which opens it. Counted by one thread of the lanes; whoever
+    gives it up sets `failed` and starts a task without blocks, which opens it before the others have run.
     """
 
     offset: int
     generation: int
+    blocks_left: int
     failed: bool = False
+    opened: bool = False
 
     @property
     def value(self) -> int:
         """What opens it."""
         return gate_value(self.generation, failed=self.failed)
 
-
-def gate_value(generation: int, *, failed: bool = False) -> int:
-    """What is written for this generation, and (not failed) what is waited for."""
-    assert 0 <= generation < GENERATIONS
-    return 2 * generation + failed
-
-
-def next_generation(generation: int) -> int:
-    """The generation that uses a slot next. Slots begin at 0 with generation 1: memory is zero when it is new."""
-    return (generation + 1) % GENERATIONS
-
-
-def is_open(value: int, generation: int) -> bool:
-    """Does a stream that waits for this generation pass at `value`?"""
-    return (value - gate_value(generation)) % _VALUES < _VALUES // 2
-
-
-def has_failed(value: int) -> bool:
-    """Did the copies behind an open gate fail?"""
-    return bool(value & 1)
+    def ran(self, blocks: int, *, failed: bool) -> bool:
+        """The copies of so many blocks were run (0: it is given up); True: write `value` now, and only now."""
+        assert 0 <= blocks <= self.blocks_left
+        self.blocks_left -= blocks
+        self.failed |= failed
+        if self.opened or (blocks and self.blocks_left):
+            return False
+        self.failed |= self.blocks_left > 0
+        self.opened = True
+        return True

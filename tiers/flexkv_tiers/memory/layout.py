@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, Piece
 from flexkv_py.wire.messages import LayerLayout, RegisterMemory
@@ -133,6 +136,31 @@ def _check_entry(geometry: Geometry, message: RegisterMemory, entry: LayerLayout
             f"{where}: its pages lie in bytes {entry.offset} to {end} of a memory of {message.bytes} bytes: "
             "correct the offset or the stride, or announce all of the memory"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PageSpans:
+    """Where all pages of a registered memory lie, by layer: what else may lie there is found out at once."""
+
+    page_count: int
+    starts: npt.NDArray[np.int64]
+    strides: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, geometry: Geometry, message: RegisterMemory) -> PageSpans:
+        """For a registration that passed `check_layout`."""
+        # The stride of a single page is never used, so nobody has checked it.
+        places = [(each.offset, min(each.page_stride, MEMORY_BYTES_MAX), each.page_bytes) for each in message.layout]
+        if message.kind == WINDOW:
+            places = [(0, geometry.block_bytes, geometry.block_bytes)]
+        starts, strides, lengths = np.array(places, np.int64).T
+        return cls(message.page_count, starts, strides, lengths)
+
+    def touches(self, offset: int, length: int) -> bool:
+        """Does a byte of `length` bytes from `offset` belong to a page?"""
+        last = np.minimum((offset + length - 1 - self.starts) // self.strides, self.page_count - 1)
+        return bool(((last >= 0) & (self.starts + last * self.strides + self.lengths > offset)).any())
 
 
 def chunk_strands(geometry: Geometry, message: RegisterMemory) -> tuple[tuple[Strand, ...], ...]:

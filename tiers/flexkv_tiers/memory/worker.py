@@ -16,10 +16,11 @@ import numpy.typing as npt
 from flexkv_py.core.messages import Fault
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
-from flexkv_py.wire.messages import RegisterMemory
+from flexkv_py.wire.gates import GATE_BYTES, GENERATIONS
+from flexkv_py.wire.messages import GateArray, RegisterMemory
 from flexkv_tiers.base import TierFault
-from flexkv_tiers.memory.gates import GATE_BYTES, Gate
-from flexkv_tiers.memory.layout import PageRun, Strand, check_layout, chunk_strands
+from flexkv_tiers.memory.gates import Gate
+from flexkv_tiers.memory.layout import PageRun, PageSpans, Strand, check_layout, chunk_strands
 from flexkv_tiers.memory.memfd import check_sealed, map_shared
 
 PageTable = npt.NDArray[np.uint32]
@@ -41,6 +42,7 @@ class WorkerMemory(ABC):
         self.size_bytes = message.bytes
         self.page_count = message.page_count
         self.pages_per_block = geometry.tokens_per_block // message.page_tokens
+        self.spans = PageSpans.of(geometry, message)
         self.strands: tuple[tuple[Strand, ...], ...] = chunk_strands(geometry, message)
         self.chunk_bytes = geometry.chunk_bytes
         self.chunk_payload_bytes = geometry.chunk_payload_bytes
@@ -65,6 +67,27 @@ class WorkerMemory(ABC):
                 "numbered from 0",
             )
         return table
+
+    def gates(self, array: GateArray, block_count: int) -> tuple[Gate, ...]:
+        """A gate per chunk for a load of `block_count` blocks, as it came in a message, checked.
+
+        Raises FlexKVError(BAD_ARGUMENT) for one that is not within this memory, or lies where rows do.
+        """
+        count = len(self.chunk_bytes)
+        length = GATE_BYTES * count
+        where = f"gates for {count} chunks from offset {array.offset}"
+        if array.offset % GATE_BYTES or not 0 <= array.offset <= self.size_bytes - length:
+            raise _refuse(
+                f"{where} are not in this memory of {self.size_bytes} bytes, or not aligned: register memory with "
+                f"{length} bytes more than the pages need, and give an offset that {GATE_BYTES} divides"
+            )
+        if self.spans.touches(array.offset, length):
+            raise _refuse(f"{where} lie where pages do: put them behind the pages, into bytes no layer uses")
+        if not 0 <= array.generation < GENERATIONS:
+            raise _refuse(
+                f"{where} have generation {array.generation}: count from 1, and after {GENERATIONS - 1} from 0"
+            )
+        return tuple(Gate(array.offset + GATE_BYTES * at, array.generation, block_count) for at in range(count))
 
     @property
     @abstractmethod
@@ -125,3 +148,7 @@ class HostMemory(WorkerMemory):
         """Unmap. Idempotent. Raises BufferError while a view is alive: fence the lanes, then close again."""
         self._bytes = None
         self._map.close()
+
+
+def _refuse(why: str) -> FlexKVError:
+    return FlexKVError(ErrorCode.BAD_ARGUMENT, why)
