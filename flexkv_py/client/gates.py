@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import threading
 import time
@@ -161,12 +162,15 @@ class GateWatch:
         self._lose = lose
         self._changed = threading.Condition(lock)
         self._closed = False
+        self._sleeps_until_s = math.inf
         self._thread = threading.Thread(target=self._run, name="flexkv-gates", daemon=True)
         self._thread.start()
 
     def look(self) -> None:
-        """Something is due that may come before all else."""
-        self._changed.notify()
+        """A load was begun: wake up if it must be over before all others."""
+        check_s = self._loads.next_check_s
+        if check_s is not None and check_s < self._sleeps_until_s:
+            self._changed.notify()
 
     def close(self) -> None:
         """The connection is lost."""
@@ -182,6 +186,7 @@ class GateWatch:
             while not self._closed:
                 check_s, now_s = self._loads.next_check_s, time.monotonic()
                 if check_s is None or check_s > now_s:
+                    self._sleeps_until_s = math.inf if check_s is None else check_s
                     self._changed.wait(None if check_s is None else check_s - now_s)
                 elif self._loads.overdue(now_s):
                     self._lose(OVERDUE)

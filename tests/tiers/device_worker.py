@@ -30,6 +30,10 @@ class DeviceWorker:
     def write(self, content: bytes) -> None:
         self._ask("write", content)
 
+    def write_behind_event(self, content: bytes) -> bytes:
+        """Write after a tenth of a second of other work; the handle of an event behind it, at once."""
+        return bytes(self._ask("write behind event", content))
+
     def close(self) -> None:
         self._ask("drop", None)
 
@@ -58,6 +62,7 @@ def _hold(pipe: Connection) -> None:
     from flexkv_tiers.memory.tensors import allocation_of
 
     memories: dict[int, torch.Tensor] = {}
+    events = []
     with suppress(EOFError):  # the other end is gone
         while True:
             word, number, content = pipe.recv()
@@ -70,6 +75,14 @@ def _hold(pipe: Connection) -> None:
                 memories[number].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
             elif word == "read":
                 answer = memories[number].cpu().numpy().tobytes()
+            elif word == "write behind event":
+                source = torch.frombuffer(bytearray(content), dtype=torch.uint8).to("cuda:0")
+                events.append(torch.cuda.Event(interprocess=True))
+                torch.cuda._sleep(200_000_000)
+                memories[number].copy_(source)
+                events[-1].record()
+                pipe.send(events[-1].ipc_handle())
+                continue  # without waiting for it: that is the point
             else:
                 del memories[number]
             torch.cuda.synchronize()

@@ -186,6 +186,10 @@ class HostDriver:
     def allocation_bytes(self, address: int) -> int:
         return len(self._allocations[address])
 
+    def enqueue(self, stream: int, step: Callable[[], object] | None) -> None:
+        """Work of the worker's own; None ends the stream."""
+        self._streams[stream].work.put(step)
+
     def export_event(self, event: int) -> bytes:
         """What a worker would send of an event of its own."""
         handle = os.urandom(HANDLE_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -19,6 +20,8 @@ from tests.tiers.paged import GEOMETRY, Worker
 
 LIBRARY = "FLEXKV_LIBCUDA_OF_THE_HOST"
 """Set where `libcuda.so.1` is `host_libcuda.c`: then the kinds `driver` are the real CudaDriver over it."""
+EVENT = b"\x5a" * 64
+"""The handle of an event of that library."""
 FRAME_COUNT = 64
 FRAME_PAGES = GEOMETRY.frame_bytes // 4096
 
@@ -32,6 +35,10 @@ class Side(Protocol):
 
     def write(self, content: bytes) -> None: ...
 
+    def write_behind_event(self, content: bytes) -> bytes:
+        """Write a little later, on a stream of the worker's; the handle of an event that was recorded behind it."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -44,11 +51,15 @@ class HostSide(Worker):
     def write(self, content: bytes) -> None:
         self.bytes[:] = content
 
+    def write_behind_event(self, content: bytes) -> bytes:
+        raise AssertionError("the host has no events")
+
 
 class DriverSide:
     """Memory of the HostDriver."""
 
     def __init__(self, driver: HostDriver, message: RegisterMemory) -> None:
+        self._driver = driver
         handle, self.bytes = driver.allocate(message.bytes)
         self.memory = CudaMemory(driver, UUID, [Allocation(0, message.bytes, handle)], message, GEOMETRY)
 
@@ -57,6 +68,14 @@ class DriverSide:
 
     def write(self, content: bytes) -> None:
         self.bytes[:] = content
+
+    def write_behind_event(self, content: bytes) -> bytes:
+        stream, event = self._driver.create_stream(), self._driver.create_event()
+        self._driver.enqueue(stream, lambda: time.sleep(0.05))
+        self._driver.enqueue(stream, lambda: self.write(content))
+        self._driver.record(event, stream)
+        self._driver.enqueue(stream, None)
+        return self._driver.export_event(event)
 
     def close(self) -> None:
         self.memory.close()
@@ -81,6 +100,10 @@ class LibrarySide:
     def write(self, content: bytes) -> None:
         self._bytes[:] = content
 
+    def write_behind_event(self, content: bytes) -> bytes:
+        self.write(content)  # its streams do everything at once
+        return EVENT
+
     def close(self) -> None:
         self.memory.close()
 
@@ -100,6 +123,9 @@ class DeviceSide:
 
     def write(self, content: bytes) -> None:
         self._worker.write(content)
+
+    def write_behind_event(self, content: bytes) -> bytes:
+        return self._worker.write_behind_event(content)
 
     def close(self) -> None:
         self.memory.close()
