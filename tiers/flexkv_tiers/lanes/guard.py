@@ -25,6 +25,7 @@ class SegmentGuard:
         self.on_ended: Callable[[], None] = lambda: None  # a task has: it uses its segments no more
         self._units = units
         self._running: dict[int, CopyTask] = {}
+        self._known: dict[int, set[int]] = {}  # segments of running tasks that were asked about
         self._held: int | None = None
         self._waiting: list[tuple[CopyTask, Start, Copied]] = []
         self._let_through: list[asyncio.Future[None]] = []
@@ -38,8 +39,10 @@ class SegmentGuard:
         start(partial(self._ended, task, copied))
 
     def used(self) -> set[int]:
-        """Segments that running tasks touch. Looks at every frame of theirs: for rare questions."""
-        return {segment for task in self._running.values() for segment in self._segments(task)}
+        """Segments that running tasks touch. Looks at every frame of theirs once: for questions that are rare."""
+        for number in self._running.keys() - self._known.keys():
+            self._known[number] = self._segments(self._running[number])
+        return set().union(*self._known.values())
 
     def hold(self, segment: int) -> None:
         """From now on no task touches it; none may be running that does."""
@@ -77,5 +80,6 @@ class SegmentGuard:
 
     def _ended(self, task: CopyTask, copied: Copied, faults: list[Fault | None]) -> None:
         del self._running[id(task)]
+        self._known.pop(id(task), None)
         copied(faults)
         self.on_ended()
