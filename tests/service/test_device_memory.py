@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -284,3 +286,38 @@ def test_a_worker_that_dies_under_a_copy_is_let_go_after_its_end(driver: HostDri
     until(lambda: not driver.opened)
     with Client(daemon.socket, GEOMETRY, role="scheduler") as other:
         assert other.match(keys).length == 0
+
+
+def test_the_client_shares_physical_memory_and_again_after_a_restart(
+    driver: HostDriver, start: Start, tmp_path: Path
+) -> None:
+    """By descriptors it duplicates: registered once more with the next life of the daemon, closed with the client."""
+    (tmp_path / "ssd").mkdir()
+    ssd: dict[str, object] = {"directory": str(tmp_path / "ssd"), "bytes": "64MiB"}
+    daemon, files = start(ssd=ssd), open_files()
+    made = [driver.allocate_physical(GRANULARITY_BYTES) for _ in range(2)]
+    parts = [DeviceAllocation(0, GRANULARITY_BYTES, b"")] * 2
+    sizes: dict[str, Any] = {"page_count": LAYOUT.page_count, "page_tokens": LAYOUT.page_tokens, "layout": by_plane()}
+    with Client(daemon.socket, GEOMETRY) as client:
+        for descriptors in ([], [made[0][0]], [descriptor for descriptor, _ in made] * 2):
+            with pytest.raises(FlexKVError, match="one for each") as refused:
+                client.register_device_memory(UUID, parts, **sizes, descriptors=descriptors)
+            assert refused.value.code is ErrorCode.BAD_ARGUMENT
+        memory = client.register_device_memory(UUID, parts, **sizes, descriptors=[each for each, _ in made])
+        for descriptor, content in made:
+            os.close(descriptor)
+            content[:] = bytes(range(256)) * (GRANULARITY_BYTES // 256)
+        keys = client.keys(TOKENS)
+        assert client.save(keys, PAGES, memory, ack="ssd").wait(timeout_s=5).length == 8
+        assert daemon.stop() == 0
+        daemon = start(ssd=ssd)
+        client.connect()
+        for _, content in made:
+            content[:] = bytes(GRANULARITY_BYTES)
+        assert client.load(keys, PAGES, memory).wait(timeout_s=5).length == 8
+        place = by_plane()[0]
+        assert made[0][1][: place.page_bytes] == (bytes(range(256)) * 64)[: place.page_bytes]
+    for _, content in made:
+        content.close()
+    daemon.stop()
+    assert open_files() <= files
