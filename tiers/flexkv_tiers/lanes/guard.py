@@ -64,8 +64,8 @@ class SegmentGuard:
         return sum(task.memory is memory for task, _, _ in self._waiting)
 
     async def begun(self, memory: WorkerMemory) -> None:
-        """Return once every task of this memory that waits now has begun."""
-        if self.waiting(memory):
+        """Return once every task of this memory has begun."""
+        while self.waiting(memory):
             self._let_through.append(asyncio.get_running_loop().create_future())
             await self._let_through[-1]
 
