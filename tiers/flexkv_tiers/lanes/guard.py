@@ -57,7 +57,8 @@ class SegmentGuard:
             self.start(task, start, copied)
         futures, self._let_through = self._let_through, []
         for each in futures:
-            each.set_result(None)
+            if not each.done():  # who waited may have been cancelled
+                each.set_result(None)
 
     def waiting(self, memory: WorkerMemory) -> int:
         """How many tasks of this memory have not begun."""
