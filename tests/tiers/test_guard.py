@@ -80,8 +80,9 @@ def test_a_copy_waits_for_the_segment_that_is_held_and_for_no_other(bed: Bed) ->
         assert await other == [None]
         assert await hosts == [None]
         assert bed.lanes.running(bed.device.memory) == 1
-        fence = asyncio.get_running_loop().create_task(bed.lanes.fence(bed.device.memory))
+        fence, given_up = (asyncio.get_running_loop().create_task(bed.lanes.fence(bed.device.memory)) for _ in range(2))
         await asyncio.sleep(0)
+        given_up.cancel()
         assert not held.done()
         assert not fence.done()
         bed.guard.let_through()

@@ -57,15 +57,16 @@ class SegmentGuard:
             self.start(task, start, copied)
         futures, self._let_through = self._let_through, []
         for each in futures:
-            each.set_result(None)
+            if not each.done():  # who waited may have been cancelled
+                each.set_result(None)
 
     def waiting(self, memory: WorkerMemory) -> int:
         """How many tasks of this memory have not begun."""
         return sum(task.memory is memory for task, _, _ in self._waiting)
 
     async def begun(self, memory: WorkerMemory) -> None:
-        """Return once every task of this memory that waits now has begun."""
-        if self.waiting(memory):
+        """Return once every task of this memory has begun."""
+        while self.waiting(memory):
             self._let_through.append(asyncio.get_running_loop().create_future())
             await self._let_through[-1]
 
