@@ -23,6 +23,7 @@ from flexkv_tiers.hbm.packing import pack_absents, pack_counts, pack_heat, pack_
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.requests import SaveOrder
 from flexkv_tiers.hbm.worker import Outcome, RowPath
+from flexkv_tiers.memory.row_arena import RowArena
 
 _HOLD_S = 30.0
 _DEADLINE_S = 30.0
@@ -81,8 +82,8 @@ class RowsLink:
             page_tokens=CHUNK_TOKENS,
             layout=memory.layout,
         )
-        arena = self._client.map_arena()
-        memory.tables.requests.segments.map([memoryview(each) for each in arena.segments], arena.segment_bytes)
+        self._arena = RowArena()
+        self._arena.open(self._client.map_arena(writable=self._arena.writable), memory.tables.requests.segments)
         self._requests: dict[int, _Attached] = {}
         self._ended: SimpleQueue[tuple[SaveOrder, SaveOutcome]] = SimpleQueue()
         self._waiting = ThreadPoolExecutor(_SAVES_WAITED_FOR, "save")
@@ -175,6 +176,7 @@ class RowsLink:
         while self._saving:
             self._end_saves(wait=True)
         self._waiting.shutdown()
+        self._arena.close()
         self._client.close()
 
     def _take_pages(self) -> None:

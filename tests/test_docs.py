@@ -96,7 +96,18 @@ def test_every_error_is_explained():
 def test_every_benchmark_is_described():
     """docs/benchmarks.md has a row for each part of scripts/bench."""
     rows = re.findall(r"^\| (\w+) \| ", (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
-    helpers = {"__init__", "__main__", "row", "echo", "null_s3", "s3_clients", "disk_ways", "hot_bed", "hot_device"}
+    helpers = {
+        "__init__",
+        "__main__",
+        "attributes",
+        "row",
+        "echo",
+        "null_s3",
+        "s3_clients",
+        "disk_ways",
+        "hot_bed",
+        "hot_device",
+    }
     assert set(rows) - {"part"} == {path.stem for path in (ROOT / "scripts/bench_parts").glob("*.py")} - helpers
 
 

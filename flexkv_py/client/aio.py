@@ -67,7 +67,7 @@ class AsyncClient(AsyncConnectedClient):
     ) -> AsyncMemory:
         """Share a memfd (sealed against shrinking) with the daemon; the client keeps its own duplicate."""
         request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
-        return await self._share(requests.duplicate(descriptor), request)
+        return await self._share([requests.duplicate(descriptor)], request)
 
     async def register_device_memory(
         self,
@@ -77,17 +77,18 @@ class AsyncClient(AsyncConnectedClient):
         page_count: int,
         page_tokens: int,
         layout: Sequence[LayerLayout],
+        descriptors: Sequence[int] = (),
     ) -> AsyncMemory:
         """Share memory of a CUDA device, named by its UUID, by IPC handles (`flexkv_tiers.memory.tensors` makes them).
 
-        Offsets of the layout go on through the allocations in order. Memory that moved is unregistered and
-        registered again, with new handles.
+        `descriptors` of physical memory go with the allocations without a handle, in order; they stay the caller's.
+        Offsets of the layout go on through the allocations. Memory that moved is unregistered and registered again.
         """
         length = sum(each.length for each in allocations)
         request = RegisterMemory(
             0, length, page_count, page_tokens, list(layout), device=device, allocations=list(allocations)
         )
-        return await self._share(-1, request)
+        return await self._share(requests.duplicates(allocations, descriptors), request)
 
     async def match(
         self, keys: Sequence[BlockKey], shards: Sequence[int] = (), hold_s: float = 0.0
@@ -279,9 +280,9 @@ class AsyncClient(AsyncConnectedClient):
         handle = self._session.known(memory.registration)
         return await link.load_gated(gates, end_s, partial(build, handle.id), deadline_s, handle), link.life
 
-    async def _share(self, descriptor: int, request: RegisterMemory) -> AsyncMemory:
-        """Register memory for this and every later life; owns the descriptor."""
-        registration = Registration(descriptor, request, Handle(0, 0))
+    async def _share(self, descriptors: list[int], request: RegisterMemory) -> AsyncMemory:
+        """Register memory for this and every later life; owns the descriptors."""
+        registration = Registration(descriptors, request, Handle(0, 0))
         try:
             deadline_s = self._deadline_s()
             link = await self._linked(deadline_s)

@@ -67,18 +67,13 @@ class Handle:
 class Registration:
     """Memory of this worker; unlike tickets it outlives a connection, by being registered again.
 
-    `descriptor` is this client's own duplicate of the memfd, -1 for memory of a device that goes by handles.
-    `handle` names it in the present life.
+    `descriptors` travel with `request`: this client's own duplicate of the memfd, or of the descriptors of a device's
+    memory, none where that goes by handles. `handle` names it in the present life.
     """
 
-    descriptor: int
+    descriptors: list[int]
     request: RegisterMemory
     handle: Handle
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Those that travel with `request`."""
-        return [] if self.descriptor < 0 else [self.descriptor]
 
 
 @dataclass(slots=True)

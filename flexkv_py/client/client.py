@@ -74,7 +74,7 @@ class Client(ConnectedClient):
     ) -> Memory:
         """Share a memfd (sealed against shrinking) with the daemon; the client keeps its own duplicate."""
         request = RegisterMemory(0, bytes, page_count, page_tokens, list(layout), kind)
-        return self._share(requests.duplicate(descriptor), request)
+        return self._share([requests.duplicate(descriptor)], request)
 
     def register_device_memory(
         self,
@@ -84,17 +84,18 @@ class Client(ConnectedClient):
         page_count: int,
         page_tokens: int,
         layout: Sequence[LayerLayout],
+        descriptors: Sequence[int] = (),
     ) -> Memory:
         """Share memory of a CUDA device, named by its UUID, by IPC handles (`flexkv_tiers.memory.tensors` makes them).
 
-        Offsets of the layout go on through the allocations in order. Memory that moved is unregistered and
-        registered again, with new handles.
+        `descriptors` of physical memory go with the allocations without a handle, in order; they stay the caller's.
+        Offsets of the layout go on through the allocations. Memory that moved is unregistered and registered again.
         """
         length = sum(each.length for each in allocations)
         request = RegisterMemory(
             0, length, page_count, page_tokens, list(layout), device=device, allocations=list(allocations)
         )
-        return self._share(-1, request)
+        return self._share(requests.duplicates(allocations, descriptors), request)
 
     def match(self, keys: Sequence[BlockKey], shards: Sequence[int] = (), hold_s: float = 0.0) -> MatchResult:
         """Longest usable prefix of `keys` in all `shards` (none: this client's own).
@@ -298,9 +299,9 @@ class Client(ConnectedClient):
         """Attach further blocks to a request."""
         self._attach_on(row, requests.attach_slices(keys))
 
-    def _share(self, descriptor: int, request: RegisterMemory) -> Memory:
-        """Register memory for this and every later life; owns the descriptor."""
-        registration = Registration(descriptor, request, Handle(0, 0))
+    def _share(self, descriptors: list[int], request: RegisterMemory) -> Memory:
+        """Register memory for this and every later life; owns the descriptors."""
+        registration = Registration(descriptors, request, Handle(0, 0))
         try:
             deadline_s = self._deadline_s()
             link = self._linked(deadline_s)

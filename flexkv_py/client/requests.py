@@ -25,11 +25,13 @@ from flexkv_py.keys import KEY_BYTES, BlockKey, NamespaceDigest, keys_of_tokens
 from flexkv_py.wire.messages import (
     ABSENT_ENTRY_BYTES,
     ATTACH_KEYS_MAX,
+    DEVICE_DESCRIPTORS_MAX,
     HEAT_ENTRY_BYTES,
     MISS_ENTRY_BYTES,
     PROTOCOL_VERSION,
     REPLAYED_ENTRY_BYTES,
     REPORT_PAGES_MAX,
+    DeviceAllocation,
     Hello,
     Progress,
     RegisterMemory,
@@ -272,6 +274,26 @@ def duplicate(descriptor: int) -> int:
         raise FlexKVError(
             ErrorCode.BAD_MEMORY, f"descriptor {descriptor!r} cannot be duplicated ({error}): pass an open memfd"
         ) from error
+
+
+def duplicates(allocations: Sequence[DeviceAllocation], descriptors: Sequence[int]) -> list[int]:
+    """Duplicates of the descriptors that go with these allocations, all or none. Raises BAD_ARGUMENT, BAD_MEMORY."""
+    wanted = sum(not each.handle for each in allocations)
+    if len(descriptors) != wanted or wanted > DEVICE_DESCRIPTORS_MAX:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT,
+            f"{len(descriptors)} descriptors for {wanted} allocations without a handle: give one for each, in their "
+            f"order, and at most {DEVICE_DESCRIPTORS_MAX} in one memory",
+        )
+    made: list[int] = []
+    try:
+        for descriptor in descriptors:
+            made.append(duplicate(descriptor))  # noqa: PERF401 - those made are closed when one fails
+    except FlexKVError:
+        for each in made:
+            os.close(each)
+        raise
+    return made
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from flexkv_py.geometry import Geometry
 
 PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+DEVICE_DESCRIPTORS_MAX = 4
+"""Beside one registration: of physical memory on a device."""
 SEGMENTS_PER_REPLY_MAX = 32
 """Descriptors beside one `Segments`: the kernel takes 253, and counts those nobody has received yet."""
 ATTACH_KEYS_MAX = 256

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,29 @@ def main() -> int:
     chosen = parser.parse_args()
     console, progress = Console(width=None if sys.stdout.isatty() else FILE_WIDTH), Console(stderr=True)
     rows: list[dict[str, Any]] = []
-    for name in chosen.only or PARTS:
-        with progress.status(f"measuring: {name}"):
-            rows += importlib.import_module(f"scripts.bench_parts.{name}").rows()
-    console.print(_figures(rows))
-    console.print(_peers())
-    if chosen.json:
-        chosen.json.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0 if all(row["ok"] for row in rows) else 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is measured by then is told
+    failed = False
+    try:
+        for name in chosen.only or PARTS:
+            with progress.status(f"measuring: {name}"):
+                failed |= not _measure(name, rows)
+    finally:
+        console.print(_figures(rows))
+        console.print(_peers())
+        if chosen.json:
+            chosen.json.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0 if not failed and all(row["ok"] for row in rows) else 1
+
+
+def _measure(name: str, rows: list[dict[str, Any]]) -> bool:
+    """Add the rows of a part, as it gives them; False where it fails: the others are measured all the same."""
+    try:
+        for row in importlib.import_module(f"scripts.bench_parts.{name}").rows():
+            rows.append(row)  # noqa: PERF402 - one by one: what came before a failure is kept
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _figures(rows: list[dict[str, Any]]) -> Table:

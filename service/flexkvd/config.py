@@ -64,7 +64,7 @@ class DramTable:
         "Size of one memfd segment; no chunk can be larger. A multiple of 2 MiB lets huge pages in.",
         64 * MIB,
         low=MIB,
-        high=64 * GIB,
+        high=GIB,
     )
     huge_pages: bool = key(Kind.SWITCH, "Ask for huge pages; without them the arena works all the same.", True)
     populate: bool = key(Kind.SWITCH, "Touch every page in the background at start.", True)
@@ -84,7 +84,7 @@ class CudaTable:
 
     mode: str = key(
         Kind.TEXT,
-        "Whether device memory may be registered: where the driver is found, always (or no start), or never.",
+        "Whether device memory may be registered, and the arena is pinned: where there is a driver, always, or never.",
         "auto",
         choices=("auto", "on", "off"),
     )

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.framing import FrameDecoder
+from flexkv_py.wire.messages import DEVICE_DESCRIPTORS_MAX
 from flexkv_tiers.open_files import out_of_files
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ READ_BYTES = 64 * 1024
 """Read at most this much of one client before the others get their turn."""
 LINGER_S_MAX = 1.0
 """A client that is being closed has this long to take its last replies."""
-DESCRIPTORS_MAX = 4
+DESCRIPTORS_MAX = DEVICE_DESCRIPTORS_MAX
 """Descriptors of one client that wait for the message they belong to."""
 _SO_PEERPIDFD = 77  # Linux 6.5; Python has no name for it
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * array("i").itemsize)

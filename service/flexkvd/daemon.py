@@ -146,7 +146,8 @@ class Daemon:
         parts.readiness.begin("start", lambda: "background work begins")
         self._manager.watch(partial(state_line, parts.readiness, parts.planner.state))
         if self._config.dram.populate:
-            self._spawn(startup.populate(parts.arena, parts.readiness))
+            self._spawn(startup.populate(parts.arena, parts.readiness, parts.pinning.go_on))
+        parts.pinning.begin()
         for tier, (store, _) in parts.stores.items():
             read_in = startup.recover if tier is Tier.SSD else startup.reach
             self._spawn(read_in(tier, store, parts.engine, parts.readiness))
@@ -231,6 +232,7 @@ class Daemon:
         log.info("draining for at most %g s", self._drain_s)
         parts.server.going_away("the daemon is stopping", round(self._drain_s * 1000))
         parts.engine.post(DrainStarted(parts.engine.now_ns()))
+        parts.pinning.let_go()
         while parts.sessions.busy and self._loop.time() < self._end_at_s and not self._stop.hurry.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.hurry.wait(), DRAIN_LOOK_S)
@@ -248,6 +250,7 @@ class Daemon:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._end_at_s):
                     await parts.executor.settle()
+            await self._let_go()
         for task in self._background:
             task.cancel()
         # A cancelled listing or check goes on until its bytes are at rest: closing the tiers sees to that.
@@ -259,6 +262,15 @@ class Daemon:
                 self._failure = self._failure or error
                 log.error("a tier did not close: %s", error, exc_info=error)
         log.info("stopped")
+
+    async def _let_go(self) -> None:
+        """Wait for the arena to be un-pinned, while there is time and nobody is in a hurry."""
+        waiting = [self._loop.create_task(each) for each in (self._parts.pinning.settled(), self._stop.hurry.wait())]
+        await asyncio.wait(
+            waiting, timeout=max(0.0, self._end_at_s - self._loop.time()), return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in waiting:
+            task.cancel()
 
 
 def _set_log_level(config: Config) -> None:

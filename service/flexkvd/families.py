@@ -86,6 +86,7 @@ SHELL_FAMILIES = (
     Family("flexkv_request_errors_total", "counter", "Coded errors sent to workers.", ("code",)),
     Family("flexkv_connections", "gauge", "Open connections, greeted or not."),
     Family("flexkv_arena_populated_bytes", "gauge", "How much of the arena is populated."),
+    Family("flexkv_arena_pinned_bytes", "gauge", "How much of the arena is pinned for CUDA devices; 0 without any."),
     Family("flexkv_events_total", "counter", "Events the planner handled."),
     Family("flexkv_loop_cpu_seconds_total", "counter", "Time the event loop's thread ran on a core."),
     Family("flexkv_loop_queued_seconds_total", "counter", "Time it was ready to run and no core was free."),

@@ -123,6 +123,7 @@ def _loop_samples(parts: Parts) -> dict[str, Samples]:
         "flexkv_request_errors_total": _labelled({**dict.fromkeys(ErrorCode, 0), **parts.server.failures}),
         "flexkv_connections": {(): parts.server.connections},
         "flexkv_arena_populated_bytes": {(): parts.arena.populated_bytes},
+        "flexkv_arena_pinned_bytes": {(): parts.pinning.pinned_bytes},
         "flexkv_events_total": {(): parts.engine.events},
         "flexkv_loop_cpu_seconds_total": {(): on_core_ns / 1e9},
         "flexkv_loop_queued_seconds_total": {(): queued_ns / 1e9},

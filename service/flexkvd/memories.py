@@ -11,6 +11,9 @@ from collections.abc import Callable
 from flexkv_tiers.memory import WorkerMemory
 from flexkvd.tickets import Pages, Ticket
 
+Release = Callable[[WorkerMemory, Callable[[], None]], None]
+"""Closes a mapping and says when that is done."""
+
 
 class Fence:
     """Answered once no ticket that was open when it was set touches its pages any more."""
@@ -34,11 +37,12 @@ class RegisteredMemory:
     `tickets` are those that are not settled: a copy of them runs here or may still start.
     """
 
-    __slots__ = ("_on_closed", "fences", "mapping", "number", "tickets")
+    __slots__ = ("_on_closed", "_release", "fences", "mapping", "number", "tickets")
 
-    def __init__(self, number: int, mapping: WorkerMemory) -> None:
+    def __init__(self, number: int, mapping: WorkerMemory, release: Release) -> None:
         self.number = number
         self.mapping = mapping
+        self._release = release
         self.tickets: dict[int, Ticket] = {}
         self.fences: list[Fence] = []
         self._on_closed: Callable[[], None] | None = None
@@ -70,5 +74,4 @@ class RegisteredMemory:
     def _close_if_idle(self) -> None:
         if self._on_closed is not None and not self.tickets:
             on_closed, self._on_closed = self._on_closed, None
-            self.mapping.close()
-            on_closed()
+            self._release(self.mapping, on_closed)

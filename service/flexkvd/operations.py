@@ -90,6 +90,8 @@ class Operations:
 
     def __init__(self, engine: Engine, planner: Planner, sessions: Sessions, readiness: Readiness) -> None:
         self.tenant_of: Callable[[NamespaceDigest], str] = lambda _namespace: ""
+        self.on_drain: Callable[[], None] = lambda: None
+        self.on_resume: Callable[[], None] = lambda: None
         self._engine = engine
         self._planner = planner
         self._sessions = sessions
@@ -224,6 +226,7 @@ class Operations:
         if not readiness.draining:
             readiness.draining, readiness.drain_reason = True, OPERATOR_DRAINS
             self._engine.post(DrainStarted(self._now_ns()))
+            self.on_drain()
         end_s = loop.time() + deadline_s
         while sessions.busy and loop.time() < end_s:  # noqa: ASYNC110 - tickets end in many places
             await asyncio.sleep(DRAIN_LOOK_S)
@@ -238,6 +241,7 @@ class Operations:
             raise FlexKVError(ErrorCode.DRAINING, "the daemon is stopping, which cannot be undone: start it again")
         self._engine.post(DrainEnded(self._now_ns()))
         readiness.draining, readiness.drain_reason = False, ""
+        self.on_resume()
 
     def change(self, rules: Rules) -> None:
         """From now on these rules hold; copies move into another order in slices. Raises FlexKVError(BAD_CONFIG)."""

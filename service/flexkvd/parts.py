@@ -35,6 +35,7 @@ from flexkvd.inherited import Inherited
 from flexkvd.lag import LagProbe
 from flexkvd.live_rules import LiveRules
 from flexkvd.operations import Operations
+from flexkvd.pinning import Pinning
 from flexkvd.planning import make_planner, planner_config
 from flexkvd.readiness import Readiness
 from flexkvd.recorder.ring import Recorder
@@ -66,6 +67,7 @@ class Parts:
     server: Server
     arena: Arena
     devices: Devices
+    pinning: Pinning
     stores: Stores
     readiness: Readiness
     resets: Resets
@@ -100,6 +102,8 @@ async def make_parts(
     stack.callback(engine.close)
     faults, recorder = FaultLog(loop.time), _make_recorder(config, planner, engine, stack)
     readiness = Readiness()
+    pinning = Pinning(devices.pinned, arena, devices.guard, readiness, loop, populates=config.dram.populate)
+    stack.callback(pinning.close)
     codecs, stores = await _make_stores(config, arena, partial(StoreEvents, engine, readiness, faults), stack)
     sessions = Sessions(engine, config.limits)
     usage = Usage(sessions, engine.now_ns, config.limits.metrics_tenants_max)
@@ -111,6 +115,7 @@ async def make_parts(
     row_path = RowPath(engine, sessions, arena, config, loop)
     stack.callback(row_path.close)
     operations, settings = Operations(engine, planner, sessions, readiness), Settings(config)
+    operations.on_drain, operations.on_resume = pinning.let_go, pinning.begin
     settings.listen(LiveRules(told, operations))
     settings.listen(tenants.adopt)
     requests = Requests(engine, sessions, config.limits, told.tiers, resets, row_path, devices, loop)
@@ -121,7 +126,7 @@ async def make_parts(
     operations.tenant_of = tenants.name_of
     return Parts(
         boot=boot, planner=planner, engine=engine, sessions=sessions, executor=executor, server=server, arena=arena,
-        devices=devices, stores=stores, readiness=readiness, resets=resets, row_path=row_path, lag=lag,
+        devices=devices, pinning=pinning, stores=stores, readiness=readiness, resets=resets, row_path=row_path, lag=lag,
         operations=operations, settings=settings, usage=usage, faults=faults, recorder=recorder, tenants=tenants,
     )  # fmt: skip
 

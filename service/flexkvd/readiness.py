@@ -28,8 +28,8 @@ class Readiness:
     drain_reason: str = ""
     on_ready: Callable[[], None] = lambda: None  # also when a step ends that was not awaited any more
 
-    def begin(self, name: str, progress: Callable[[], str]) -> None:
-        self.steps[name] = Step(name, progress)
+    def begin(self, name: str, progress: Callable[[], str], *, awaited: bool = True) -> None:
+        self.steps[name] = Step(name, progress, awaited)
 
     def end(self, name: str) -> None:
         del self.steps[name]

@@ -53,7 +53,7 @@ from flexkvd.devices import Devices
 from flexkvd.engine import Engine
 from flexkvd.memories import RegisteredMemory
 from flexkvd.ordering import TicketGates, check_event, check_gates
-from flexkvd.registration import register
+from flexkvd.registration import Registry
 from flexkvd.resets import Resets
 from flexkvd.row_path import RowPath
 from flexkvd.sessions import NS_PER_MS, Session, Sessions, failed
@@ -80,6 +80,7 @@ class Requests:
         devices: Devices,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self.registry = Registry(limits, sessions.by_number, devices)
         self._devices = devices
         self._engine = engine
         self._sessions = sessions
@@ -116,7 +117,7 @@ class Requests:
         raise AssertionError("the server answers a second hello itself")
 
     def _register(self, session: Session, message: RegisterMemory) -> DaemonMessage | None:
-        return register(session, message, self._limits, self._sessions.by_number.values(), self._devices)
+        return self.registry.register(session, message)
 
     def _unregister(self, session: Session, message: UnregisterMemory) -> None:
         memory = session.memory(message.memory)

@@ -94,6 +94,7 @@ class Server:
         self._faults = faults or FaultLog()
         self._listener = listener
         self._requests = requests
+        requests.registry.refuse = lambda session, request, error: self._fail(session.connection, request, error)
         self._sessions = sessions
         self._gate = gate
         self._limits = limits

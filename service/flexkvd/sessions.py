@@ -42,8 +42,9 @@ class Session:
     """One greeted client.
 
     `tickets` holds those that run and the last finished ones; `leaving` are unregistered memories
-    whose last copy still runs; `waiting` counts requests whose reply waits for something; `asked` is how many keys
-    the match has that is being answered (the planner answers within `post`).
+    whose last copy still runs, and `opening` counts those that are not open yet; `waiting` counts requests
+    whose reply waits for something; `asked` is how many keys the match has that is being answered (the
+    planner answers within `post`).
     """
 
     number: int
@@ -56,6 +57,7 @@ class Session:
     leaving: dict[int, RegisteredMemory] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     memories_made: int = 0
+    opening: int = 0
     waiting: int = 0
     asked: int = 0
     closed: bool = False
@@ -76,6 +78,11 @@ class Session:
                 f"this session has registered no memory {number}: register it again after a reconnect",
             )
         return found
+
+    def next_memory(self) -> int:
+        """The number of the memory that is registered now."""
+        self.memories_made += 1
+        return self.memories_made
 
     def ticket(self, number: int) -> Ticket:
         found = self.tickets.get(number)

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from flexkv_py.core.messages import RecoveryFinished, Tier, TierChanged
@@ -35,11 +36,16 @@ LARGE_BYTES = 256 << 10
 _M_MMAP_THRESHOLD = -3  # malloc.h
 
 
-async def populate(arena: Arena, readiness: Readiness) -> None:
-    """Touch every page of the arena in a thread of its own."""
+async def populate(arena: Arena, readiness: Readiness, populated: Callable[[], None]) -> None:
+    """Touch every page of the arena in a thread of its own; `populated` is called on the loop after each segment."""
     readiness.begin("arena", lambda: f"{arena.populated_bytes} of {arena.room_bytes} bytes populated")
     stop = threading.Event()
-    running = asyncio.get_running_loop().run_in_executor(None, arena.populate, stop)
+    loop = asyncio.get_running_loop()
+
+    def tell() -> None:
+        loop.call_soon_threadsafe(populated)
+
+    running = loop.run_in_executor(None, arena.populate, stop, tell)
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:

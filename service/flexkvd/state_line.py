@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from flexkv_py.core.messages import Tier
 from flexkv_py.core.state import Level, State
 from flexkv_py.geometry import ALIGN_BYTES
@@ -14,12 +16,18 @@ def state_line(readiness: Readiness, state: State) -> str:
     """What is awaited at start and how far it is; then how full the tiers are, and which is down."""
     tickets = f"{len(state.tickets)} tickets, {len(state.transfers)} transfers"
     if readiness.draining:
-        return f"draining: {tickets} to end"
+        return "; ".join([f"draining: {tickets} to end", *_steps(readiness, awaited=False)])
     if not readiness.ready:
-        waits = (f"{name}: {step.progress()}" for name, step in readiness.steps.items() if step.awaited)
-        return f"starting: {'; '.join(waits)}"
+        return f"starting: {'; '.join(_steps(readiness, awaited=True))}"
     tiers = ", ".join(_occupancy(state, level) for level in state.levels.values())
     return f"serving: {tiers}; {len(state.sessions)} sessions, {tickets}"
+
+
+def _steps(readiness: Readiness, *, awaited: bool) -> Iterator[str]:
+    """What is awaited, or what goes on beside, and how far it is."""
+    for name, step in readiness.steps.items():
+        if step.awaited == awaited:
+            yield f"{name}: {step.progress()}"
 
 
 def _occupancy(state: State, level: Level) -> str:

@@ -18,10 +18,12 @@ from flexkv_py.client import Client, PagedLayout, create_memory
 from flexkv_py.client.handles import Memory
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_tiers.memory import WorkerMemory
+from flexkvd import devices
 from flexkvd.config import Config, parse_config
 from flexkvd.daemon import Daemon
 from flexkvd.parts import Parts, make_parts
 from tests import invariants
+from tests.tiers.host_driver import HostDriver
 
 GEOMETRY = Geometry(
     planes=(Plane("kv", tuple(range(4)), 128), Plane("index", tuple(range(4)), 32)),
@@ -118,6 +120,14 @@ def start(tmp_path: Path) -> Iterator[Callable[..., DaemonThread]]:
     yield start
     for daemon in daemons:
         assert daemon.stop() == 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+    """What daemons of this test find instead of libcuda."""
+    driver = HostDriver()
+    monkeypatch.setattr(devices, "_open_driver", lambda table: (driver, None))
+    return driver
 
 
 @pytest.fixture

@@ -10,34 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from flexkv_py.client import Client, DeviceAllocation, Gates, GateState, Outcome, PagedLayout, Ticket
+from flexkv_py.client import Client, Gates, GateState, Outcome, Ticket
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkvd import devices
-from tests.tiers.host_driver import UUID, HostDriver
+from tests.tiers.host_driver import HostDriver
 
-from .conftest import GEOMETRY, PAGE_TOKENS, PAGES_PER_BLOCK, DaemonThread
-
-TOKENS = list(range(16 * 8))
-LAYOUT = PagedLayout(GEOMETRY, 64, PAGE_TOKENS)
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
-    """What daemons of this test find instead of libcuda."""
-    driver = HostDriver()
-    monkeypatch.setattr(devices, "_open_driver", lambda table: (driver, None))
-    return driver
-
-
-def register(client: Client, driver: HostDriver, device: str = UUID, spare_bytes: int = 0, first: int = 256):
-    """Memory with `spare_bytes` behind its pages, from byte `first` of an allocation on; and its content."""
-    length = LAYOUT.bytes + spare_bytes
-    handle, content = driver.allocate(first + length)
-    part = DeviceAllocation(first, length, handle)
-    memory = client.register_device_memory(
-        device, [part], page_count=LAYOUT.page_count, page_tokens=PAGE_TOKENS, layout=LAYOUT.layers
-    )
-    return memory, content[first:]
+from .conftest import GEOMETRY, DaemonThread
+from .on_device import LAYOUT, PAGES, TOKENS, register
 
 
 def test_blocks_of_a_device_come_back_on_a_device(driver: HostDriver, start: Callable[..., DaemonThread]) -> None:
@@ -47,11 +25,10 @@ def test_blocks_of_a_device_come_back_on_a_device(driver: HostDriver, start: Cal
         (source, written), (target, read) = register(client, driver), register(client, driver)
         written[:] = bytes(range(251)) * (len(written) // 251) + bytes(len(written) % 251)
         keys = client.keys(TOKENS)
-        pages = list(range(8 * PAGES_PER_BLOCK))
-        assert client.save(keys, pages, source).wait(timeout_s=5).length == 8
-        assert client.load(keys, [page + 20 for page in pages], target).wait(timeout_s=5).length == 8
+        assert client.save(keys, PAGES, source).wait(timeout_s=5).length == 8
+        assert client.load(keys, [page + 20 for page in PAGES], target).wait(timeout_s=5).length == 8
         for layer in LAYOUT.layers:
-            first, length = layer.offset, layer.page_bytes * len(pages)
+            first, length = layer.offset, layer.page_bytes * len(PAGES)
             there = layer.offset + 20 * layer.page_stride
             assert read[there : there + length] == written[first : first + length]
         status = daemon.call(daemon.parts.devices.status)
@@ -72,12 +49,11 @@ def test_a_worker_that_dies_or_moves_its_memory_leaves_nothing_open(
     with Client(daemon.socket, GEOMETRY) as client:
         memory, _ = register(client, driver)
         keys = client.keys(TOKENS)
-        pages = list(range(8 * PAGES_PER_BLOCK))
-        assert client.save(keys, pages, memory).wait(timeout_s=5).length == 8
+        assert client.save(keys, PAGES, memory).wait(timeout_s=5).length == 8
         memory.unregister()  # asleep
         memory, content = register(client, driver)  # awake, elsewhere
         content[:] = b"\xff" * len(content)
-        assert client.load(keys, pages, memory).wait(timeout_s=5).length == 8
+        assert client.load(keys, PAGES, memory).wait(timeout_s=5).length == 8
         assert bytes(content[: LAYOUT.layers[0].page_bytes]) == bytes(LAYOUT.layers[0].page_bytes)
         assert len(driver.opened) == 1
     assert daemon.stop() == 0
@@ -112,7 +88,7 @@ class Gated:
         self.client, self.driver = client, driver
         self.memory, self.content = register(client, driver, spare_bytes=64)
         self.content[: LAYOUT.bytes] = bytes(range(256)) * (LAYOUT.bytes // 256)
-        self.keys, self.pages = client.keys(TOKENS), list(range(8 * PAGES_PER_BLOCK))
+        self.keys, self.pages = client.keys(TOKENS), PAGES
         assert client.save(self.keys, self.pages, self.memory).wait(timeout_s=5).length == 8
         self.words = DeviceWords(self.content, LAYOUT.bytes)
         self.gates = Gates(LAYOUT.bytes, GEOMETRY.chunk_count, self.words)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ def run(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedPro
 class Process:
     """A daemon process on `folder`; its log is `folder`/log."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] = ENVIRONMENT) -> None:
         self.socket = folder / "worker.sock"
         self.log = folder / "log"
         self.config = folder / "flexkvd.toml"
@@ -40,7 +40,7 @@ class Process:
             f'[dram]\nbytes = "16MiB"\nsegment_bytes = "4MiB"\n[ssd]\ndirectory = "{folder}/ssd"\nbytes = "64MiB"\n'
         )
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen([*COMMAND, "--config", str(self.config)], env=ENVIRONMENT, stderr=log)
+            self.process = subprocess.Popen([*COMMAND, "--config", str(self.config)], env=environment, stderr=log)
         self.wait_listening()
 
     def wait_listening(self) -> None:

@@ -1,16 +1,18 @@
 """A Driver whose device is this process's own memory: what a machine without a GPU can run of the CUDA lanes.
 
 Streams are real threads that run what is enqueued in order, events are waited for, and bytes move. It checks what
-a device would refuse: unknown addresses, copies that leave an allocation, copies within a pinned part only.
+a device would refuse or be broken by: handles and descriptors of nobody, memory un-pinned under a copy.
 It says nothing of the real driver's behaviour: that is what tests marked `gpu` are for.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from flexkv_py.errors import ErrorCode, FlexKVError
@@ -19,6 +21,8 @@ from flexkv_tiers.cuda.base import HANDLE_BYTES, Numbers
 
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 INVALID_VALUE = 1
+GRANULARITY_BYTES = 2 << 20
+"""Of physical memory, as on every device so far."""
 
 
 class _Stream:
@@ -33,19 +37,30 @@ class _Stream:
 
 
 class HostDriver:
-    """See flexkv_tiers.cuda.Driver. Nothing is copied while `gate` is shut; `refuse` makes calls of a name fail."""
+    """See flexkv_tiers.cuda.Driver.
+
+    Nothing is copied while `gate` is shut, nothing opened while `door` is, nothing pinned or un-pinned while `latch`
+    is; `refuse` makes calls of a name fail.
+    """
 
     def __init__(self, *, batches: bool = True) -> None:
         self.batches = batches
-        self.gate = threading.Event()
-        self.gate.set()
+        self.uuids = [UUID]
+        self.read_only_supported = False
+        self.gate, self.door, self.latch = threading.Event(), threading.Event(), threading.Event()
+        for each in (self.gate, self.door, self.latch):
+            each.set()
+        self.unpin_s = 0.0
+        self._leaving = 0  # being un-pinned
         self.refuse: dict[str, int] = {}
         self.calls: list[str] = []
         self.pinned: dict[int, int] = {}
         self.opened: list[int] = []
+        self.imported: dict[int, mmap.mmap] = {}
         self.read_only: list[bool] = []
         self._allocations: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._handles: dict[bytes, int] = {}
+        self._physical: dict[int, int] = {}  # bytes by inode
         self._streams: dict[int, _Stream] = {}
         self._events: dict[int, threading.Event] = {}
         self._exported: dict[bytes, int] = {}
@@ -59,14 +74,23 @@ class HostDriver:
         self._handles[handle] = ctypes.addressof(memory)
         return handle, memoryview(memory).cast("B")
 
+    def allocate_physical(self, length: int) -> tuple[int, mmap.mmap]:
+        """What a worker would create and export of virtual memory management: the descriptor, and its bytes."""
+        descriptor = os.memfd_create("physical")
+        os.ftruncate(descriptor, length)
+        self._physical[os.fstat(descriptor).st_ino] = length
+        return descriptor, mmap.mmap(descriptor, length)
+
     def device(self, uuid: str) -> Device:
         if uuid != UUID:
             raise FlexKVError(ErrorCode.DEVICE_UNKNOWN, f"no device {uuid}: use {UUID}")
-        return Device(UUID, 0, 1, read_only_supported=False)
+        self._called("device")
+        return Device(UUID, 0, 1, self.read_only_supported)
 
     def enter(self, device: Device) -> None: ...
 
     def create_stream(self) -> int:
+        self._called("create_stream")
         self._streams[self._number()] = _Stream()
         return self._next
 
@@ -101,8 +125,7 @@ class HostDriver:
 
     def copy_batch(self, stream: int, targets: Numbers, sources: Numbers, lengths: Numbers) -> None:
         self._called("copy_batch")
-        rows = list(zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True))
-        self._streams[stream].work.put(lambda: self._copy(rows))
+        self._enqueue(stream, list(zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True)))
 
     def copy_rectangle(self, stream: int, rectangle: Rectangle) -> None:
         self._called("copy_rectangle")
@@ -111,21 +134,33 @@ class HostDriver:
             (each.target + row * each.target_pitch, each.source + row * each.source_pitch, each.width)
             for row in range(each.height)
         ]
-        self._streams[stream].work.put(lambda: self._copy(rows))
+        self._enqueue(stream, rows)
 
     def write_value(self, stream: int, address: int, value: int) -> None:
         self._called("write_value")
         self._streams[stream].work.put(lambda: ctypes.memmove(address, value.to_bytes(4, "little"), 4))
 
     def pin(self, address: int, length: int, *, read_only: bool = False) -> None:
+        assert self.latch.wait(10)
         self.read_only.append(read_only)
         self._called("pin")
         self.pinned[address] = length
 
     def unpin(self, address: int) -> None:
+        self._leaving = address
+        time.sleep(self.unpin_s)
+        assert self.latch.wait(10)
+        self._called("unpin")
         del self.pinned[address]
+        self._leaving = 0
+
+    def device_address(self, address: int) -> int:
+        self._called("device_address")
+        assert address in self.pinned
+        return address
 
     def open_memory(self, handle: bytes) -> int:
+        assert self.door.wait(10)
         if handle not in self._handles:
             raise CudaFailure("open_memory", INVALID_VALUE, "invalid value")
         self.opened.append(self._handles[handle])
@@ -135,10 +170,18 @@ class HostDriver:
         self.opened.remove(address)
 
     def import_memory(self, descriptor: int, length: int, device: Device) -> int:
-        raise CudaFailure("import_memory", 801, "not supported")
+        """Refuses, as drivers do, what it has not exported, more than that has, and parts of granules."""
+        assert self.door.wait(10)
+        found = self._physical.get(os.fstat(descriptor).st_ino, 0)
+        if length > found or length % GRANULARITY_BYTES:
+            raise CudaFailure("import_memory", INVALID_VALUE, "invalid value")
+        mapped = mmap.mmap(descriptor, length)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self.imported[address] = mapped
+        return address
 
     def release_memory(self, address: int, length: int) -> None:
-        raise AssertionError("nothing was imported")
+        assert len(self.imported.pop(address)) == length
 
     def allocation_bytes(self, address: int) -> int:
         return len(self._allocations[address])
@@ -173,7 +216,18 @@ class HostDriver:
         if name in self.refuse:
             raise CudaFailure(name, self.refuse[name], "as the test wants it")
 
-    def _copy(self, rows: list[tuple[int, int, int]]) -> None:
+    def _enqueue(self, stream: int, rows: list[tuple[int, int, int]]) -> None:
+        pinned = {self._registration(address) for row in rows for address in row[:2]}
+        assert not self._leaving or self._leaving not in pinned, "a copy begins where memory is being un-pinned"
+        self._streams[stream].work.put(lambda: self._copy(rows, pinned))
+
+    def _registration(self, address: int) -> int:
+        """The pinned part an address lies in; 0: in none."""
+        pinned = dict(self.pinned)
+        return next((each for each, length in pinned.items() if each <= address < each + length), 0)
+
+    def _copy(self, rows: list[tuple[int, int, int]], pinned: set[int]) -> None:
         assert self.gate.wait(10)
+        assert pinned <= {0, *self.pinned}, "memory was un-pinned under a copy that was submitted while it was pinned"
         for target, source, length in rows:
             ctypes.memmove(target, source, length)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from flexkv_py.wire.messages import RegisterMemory
+from flexkv_tiers.cuda.driver import CudaDriver
 from flexkv_tiers.lanes import CpuLanes, Lanes
 from flexkv_tiers.lanes.cuda import CudaLanes
 from flexkv_tiers.memory import Arena, WorkerMemory
@@ -15,6 +18,10 @@ from flexkv_tiers.memory.cuda import Allocation, CudaMemory
 from tests.tiers.host_driver import UUID, HostDriver
 from tests.tiers.paged import GEOMETRY, Worker
 
+LIBRARY = "FLEXKV_LIBCUDA_OF_THE_HOST"
+"""Set where `libcuda.so.1` is `host_libcuda.c`: then the kinds `driver` are the real CudaDriver over it."""
+EVENT = b"\x5a" * 64
+"""The handle of an event of that library."""
 FRAME_COUNT = 64
 FRAME_PAGES = GEOMETRY.frame_bytes // 4096
 
@@ -74,6 +81,33 @@ class DriverSide:
         self.memory.close()
 
 
+class LibrarySide:
+    """Memory of a libcuda whose device is this process (`host_libcuda.c`)."""
+
+    def __init__(self, driver: CudaDriver, uuid: str, message: RegisterMemory) -> None:
+        from cuda.bindings import driver as cuda
+
+        driver.enter(driver.device(uuid))
+        error, address = cuda.cuMemAlloc(message.bytes)
+        assert not int(error)
+        handle, offset = driver.export_memory(int(address))
+        self._bytes = (ctypes.c_char * message.bytes).from_address(int(address))
+        self.memory = CudaMemory(driver, uuid, [Allocation(offset, message.bytes, handle)], message, GEOMETRY)
+
+    def read(self) -> bytes:
+        return self._bytes.raw
+
+    def write(self, content: bytes) -> None:
+        self._bytes[:] = content
+
+    def write_behind_event(self, content: bytes) -> bytes:
+        self.write(content)  # its streams do everything at once
+        return EVENT
+
+    def close(self) -> None:
+        self.memory.close()
+
+
 class DeviceSide:
     """Memory of a real device, which a process of a worker holds and exports."""
 
@@ -121,10 +155,13 @@ def _make(kind: str, arena: Arena) -> tuple[Lanes, Callable[[RegisterMemory], Si
     if kind == "cpu":
         return CpuLanes(arena), HostSide
     if kind == "device":
-        from flexkv_tiers.cuda.driver import CudaDriver
         from tests.tiers.device_worker import device_uuid
 
         real, uuid = CudaDriver(), device_uuid()
         return CudaLanes(real, uuid, arena), lambda message: DeviceSide(real, uuid, message)
+    if LIBRARY in os.environ:
+        library = CudaDriver()
+        library.batches = kind == "driver"
+        return CudaLanes(library, UUID, arena), lambda message: LibrarySide(library, UUID, message)
     driver = HostDriver(batches=kind == "driver")
     return CudaLanes(driver, UUID, arena), lambda message: DriverSide(driver, message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,14 +16,9 @@ from flexkv_tiers.cuda import CudaFailure, Device, Rectangle
 from flexkv_tiers.cuda import driver as real
 from flexkv_tiers.memory import Arena
 from flexkv_tiers.memory.cuda import (
-    ALLOCATIONS_MAX,
-    PIN_BYTES_MAX,
-    Allocation,
-    CudaMemory,
     MappedArena,
     PinnedArena,
     check_row_path,
-    pin_pieces,
 )
 from flexkv_tiers.memory.descriptors import PITCH_BYTES_MAX, describe, piece_table, rectangles
 from flexkv_tiers.memory.layout import chunk_strands
@@ -96,97 +90,43 @@ def test_gates_stay_open_for_the_past_and_shut_for_the_future(generation: int, a
     assert has_failed(gate_value(generation, failed=failed)) is failed
 
 
-# ----------------------------------------------------------------- memory
+# --------------------------------------------------------- the arena, pinned
 
 
-def opened(driver: HostDriver, *parts: Allocation, uuid: str = UUID) -> CudaMemory:
-    return CudaMemory(driver, uuid, parts, MESSAGE, GEOMETRY)
-
-
-def test_a_memory_of_several_allocations_is_one(arena: Arena) -> None:
-    """Engines allocate by layer: offsets of the layout go on through the parts, wherever these lie."""
-    driver = HostDriver()
-    cut = MESSAGE.layout[3].offset
-    handles = [driver.allocate(64 + cut), driver.allocate(MESSAGE.bytes - cut)]
-    memory = opened(driver, Allocation(64, cut, handles[0][0]), Allocation(0, MESSAGE.bytes - cut, handles[1][0]))
-    for offset, (view, at) in {0: (handles[0][1], 64), cut: (handles[1][1], 0), cut + 9: (handles[1][1], 9)}.items():
-        assert memory.address_of(offset) == ctypes.addressof(ctypes.c_char.from_buffer(view, at))
-    memory.close()
-    assert not driver.opened
-
-
-HANDLE = bytes(64)
-
-
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        ([], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, 1, HANDLE)] * (ALLOCATIONS_MAX + 1), ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, MESSAGE.bytes - 1, HANDLE)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(-1, MESSAGE.bytes, HANDLE)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, MESSAGE.bytes, b"short")], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(8, MESSAGE.bytes, b"", 3)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, 10, HANDLE), Allocation(0, MESSAGE.bytes - 10, HANDLE)], ErrorCode.BAD_ARGUMENT),
-        ([Allocation(0, MESSAGE.bytes, HANDLE)], ErrorCode.BAD_MEMORY),  # a handle of nobody
-        ([Allocation(0, MESSAGE.bytes, b"", 3)], ErrorCode.BAD_MEMORY),  # a descriptor the driver does not take
-    ],
-)
-def test_handles_that_lie_are_refused(parts: list[Allocation], code: ErrorCode) -> None:
-    """Parts that are not the memory, tear a layer or open nothing are coded errors that leave nothing open."""
-    driver = HostDriver()
-    with pytest.raises(FlexKVError) as caught:
-        opened(driver, *parts)
-    assert caught.value.code is code
-    assert ": " in caught.value.message
-    assert not driver.opened
-
-
-def test_an_allocation_smaller_than_said_is_refused() -> None:
-    """The driver's word on the size counts, not the worker's: else a copy could leave the allocation."""
-    driver = HostDriver()
-    handle, _ = driver.allocate(MESSAGE.bytes)
-    with pytest.raises(FlexKVError, match="allocation of") as caught:
-        opened(driver, Allocation(8, MESSAGE.bytes, handle))
-    assert caught.value.code is ErrorCode.BAD_MEMORY
-    assert not driver.opened
-
-
-def test_a_device_the_daemon_does_not_see_is_refused() -> None:
-    """Devices are named by UUID; one that is not there is said so before anything is opened."""
-    with pytest.raises(FlexKVError) as caught:
-        opened(HostDriver(), Allocation(0, MESSAGE.bytes, HANDLE), uuid="GPU-none")
-    assert caught.value.code is ErrorCode.DEVICE_UNKNOWN
-
-
-@pytest.mark.parametrize(("segment", "frame"), [(64 << 20, 0), (5 << 30, 0), (5 << 30, 12 << 10), (3 << 30, 2 << 30)])
-def test_pinned_pieces_cover_the_arena_and_split_no_frame(segment: int, frame: int) -> None:
-    """Every byte is pinned once; a cut lies between frames, or there is none."""
-    pieces = list(pin_pieces(segment, 2, frame))
-    for number in range(2):
-        at = 0
-        for _, offset, length in (piece for piece in pieces if piece[0] == number):
-            assert offset == at
-            assert not frame or offset % frame == 0
-            at += length
-        assert at == segment
-    assert not frame or max(length for *_, length in pieces) <= max(PIN_BYTES_MAX, frame)
-
-
-def test_an_arena_is_pinned_and_let_go_piece_by_piece() -> None:
-    """Pinning stops when told, a refusal names its cure, and everything that was pinned is let go again."""
+def test_an_arena_is_pinned_and_let_go_segment_by_segment() -> None:
+    """In order behind what is populated, the last first on the way back, none of them while it is used."""
     arena, driver = Arena(1 << 20, 3, huge_pages=False), HostDriver()
-    pinned, stop = PinnedArena(driver, arena), threading.Event()
-    pinned.pin(DEVICE, stop, stop.set)
-    assert pinned.pinned_bytes == 1 << 20
-    driver.refuse["pin"] = 2
+    pinned = PinnedArena(driver, arena)
+    assert pinned.next_to_pin((1 << 20) - 1) is None
+    for segment in range(3):
+        assert pinned.next_to_pin((segment + 1) << 20) == segment
+        pinned.pin(segment)
+    assert pinned.pinned_bytes == sum(driver.pinned.values()) == arena.room_bytes
+    assert pinned.next_to_pin(arena.room_bytes) is None
+    assert pinned.next_to_let_go({0, 1, 2}) is None
+    assert pinned.next_to_let_go({2}) == 1
+    pinned.unpin(1)
+    assert list(driver.pinned) == [arena.segment_address(0), arena.segment_address(2)]
+    assert (pinned.next_to_let_go(()), pinned.next_to_pin(arena.room_bytes)) == (2, 1)
+    arena.close()
+
+
+def test_a_refusal_to_pin_or_to_let_go_is_told_with_its_cure() -> None:
+    """What could not be pinned is still to be pinned; what could not be let go is the kernel's, and asked for once."""
+    arena, driver = Arena(1 << 20, 2, huge_pages=False), HostDriver()
+    pinned = PinnedArena(driver, arena)
+    driver.refuse = {"device": 46}
+    with pytest.raises(FlexKVError, match="CUDA_VISIBLE_DEVICES"):
+        pinned.pin(0)
+    driver.refuse.clear()
+    pinned.pin(0)
+    driver.refuse = {"pin": 2, "unpin": 713}
     with pytest.raises(FlexKVError, match="LimitMEMLOCK"):
-        pinned.pin(DEVICE, threading.Event())
-    del driver.refuse["pin"]
-    assert list(driver.pinned) == [arena.segment_address(0)]
-    pinned.unpin(DEVICE)
-    assert pinned.pinned_bytes == 0
-    assert not driver.pinned
+        pinned.pin(1)
+    assert pinned.next_to_pin(arena.room_bytes) == 1
+    with pytest.raises(CudaFailure):
+        pinned.unpin(0)
+    assert pinned.next_to_let_go(()) is None
     arena.close()
 
 
@@ -212,10 +152,11 @@ def test_a_worker_pins_its_mapping_of_the_arena_or_nothing_of_it() -> None:
     mapped = MappedArena(driver, DEVICE, segments, shared=True)
     assert driver.read_only[3:] == [False] * 3
     mapped.close()
-    driver.refuse["pin"] = 2
-    with pytest.raises(FlexKVError, match="page path"):
-        MappedArena(driver, DEVICE, segments, shared=True)
-    assert not driver.pinned
+    for call in ("pin", "device_address"):
+        driver.refuse = {call: 2}
+        with pytest.raises(FlexKVError, match="page path"):
+            MappedArena(driver, DEVICE, segments, shared=True)
+        assert not driver.pinned
 
 
 # ------------------------------------------------------------ the real driver
@@ -238,6 +179,8 @@ def test_the_raw_call_has_the_layout_of_the_bindings() -> None:
     length = ctypes.sizeof(ours)
     assert ctypes.string_at(theirs.getPtr(), length) == bytes(ours)
     assert int(cuda.CU_MEMHOSTREGISTER_PORTABLE) == real._PINNED_PORTABLE
+    assert int(cuda.CU_MEMHOSTREGISTER_DEVICEMAP) == real._PINNED_MAPPED
+    assert int(cuda.CU_MEMHOSTREGISTER_READ_ONLY) == real._PINNED_READ_ONLY
     assert int(cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED) == 801
 
 
@@ -269,6 +212,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "write_value": (1, 4096, 2),
     "pin": (4096, 4096),
     "unpin": (4096,),
+    "device_address": (4096,),
     "open_memory": (bytes(range(64)),),
     "close_memory": (4096,),
     "import_memory": (3, 1 << 21, DEVICE),

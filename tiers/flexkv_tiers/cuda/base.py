@@ -5,6 +5,7 @@ Addresses, streams and events are plain integers. `driver` implements it; nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,8 +59,13 @@ class Driver(Protocol):
     batches: bool
     """Whether `copy_batch` is there: since driver 12.8."""
 
+    @property
+    def uuids(self) -> Sequence[str]:
+        """Of all devices this process sees, in the driver's order."""
+        ...
+
     def device(self, uuid: str) -> Device:
-        """Raises FlexKVError(DEVICE_UNKNOWN)."""
+        """Takes a quarter of a second the first time. Raises FlexKVError(DEVICE_UNKNOWN)."""
         ...
 
     def enter(self, device: Device) -> None:
@@ -106,6 +112,10 @@ class Driver(Protocol):
         ...
 
     def unpin(self, address: int) -> None: ...
+
+    def device_address(self, address: int) -> int:
+        """Where kernels find pinned memory: not everywhere where the host does."""
+        ...
 
     def open_memory(self, handle: bytes) -> int:
         """Address here of an allocation another process exported."""

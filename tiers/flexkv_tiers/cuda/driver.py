@@ -21,7 +21,7 @@ LIBRARY = "libcuda.so.1"
 BATCH_WITHOUT_INDEX = 13_000
 """The driver version since which a batch call no longer tells the index of what failed."""
 BATCH_WITH_INDEX = 12_080
-_PINNED_PORTABLE, _PINNED_READ_ONLY = 0x01, 0x08
+_PINNED_PORTABLE, _PINNED_MAPPED, _PINNED_READ_ONLY = 0x01, 0x02, 0x08
 _SIZE = ctypes.c_size_t
 _POINTER = ctypes.c_void_p
 
@@ -57,6 +57,10 @@ class CudaDriver:
             uuid_text(self._call("cuDeviceGetUuid", self._call("cuDeviceGet", ordinal)).bytes): ordinal
             for ordinal in range(self._call("cuDeviceGetCount"))
         }
+
+    @property
+    def uuids(self) -> list[str]:
+        return list(self._ordinals)
 
     def device(self, uuid: str) -> Device:
         if uuid not in self._ordinals:
@@ -118,11 +122,14 @@ class CudaDriver:
         self._call("cuStreamWriteValue32", stream, address, value, 0)
 
     def pin(self, address: int, length: int, *, read_only: bool = False) -> None:
-        flags = _PINNED_PORTABLE | (_PINNED_READ_ONLY if read_only else 0)
+        flags = _PINNED_PORTABLE | _PINNED_MAPPED | (_PINNED_READ_ONLY if read_only else 0)
         self._call("cuMemHostRegister", address, length, flags)
 
     def unpin(self, address: int) -> None:
         self._call("cuMemHostUnregister", address)
+
+    def device_address(self, address: int) -> int:
+        return int(self._call("cuMemHostGetDevicePointer", address, 0))
 
     def open_memory(self, handle: bytes) -> int:
         opaque = _opaque(self._cuda.CUipcMemHandle(), handle)

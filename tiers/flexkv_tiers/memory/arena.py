@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,6 +122,10 @@ class Arena:
         assert 0 <= number < len(self._segments)
         return self._segments[number].address + offset
 
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
     def segment_address(self, segment: int) -> int:
         """Address of a segment's first frame in this process."""
         return self._segments[segment].address
@@ -144,11 +148,11 @@ class Arena:
         """
         return os.open(f"/proc/self/fd/{self._segments[segment].descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
-    def populate(self, stop: threading.Event) -> None:
+    def populate(self, stop: threading.Event, populated: Callable[[], None] = lambda: None) -> None:
         """Allocate every page and map it, slice by slice, until done or `stop` is set. Keeps contents.
 
-        Runs in a background thread; `populated_bytes` follows it. It must have returned before
-        `close`. Raises FlexKVError(BAD_CONFIG) when memory runs out.
+        Runs in a background thread; `populated_bytes` follows it, and `populated` is called after each segment. It must
+        have returned before `close`. Raises FlexKVError(BAD_CONFIG) when memory runs out.
         """
         self.populated_bytes = 0
         for segment in self._segments:
@@ -158,6 +162,7 @@ class Arena:
                 length = min(POPULATE_SLICE_BYTES, self.segment_bytes - offset)
                 _populate_slice(segment, offset, length)
                 self.populated_bytes += length
+            populated()
 
     def status(self) -> dict[str, object]:
         """Facts for people."""

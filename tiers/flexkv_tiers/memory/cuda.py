@@ -6,10 +6,10 @@ Handles come from strangers: their sizes are asked of the driver, never believed
 
 from __future__ import annotations
 
+import heapq
 import itertools
-import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -28,7 +28,8 @@ from flexkv_tiers.memory.worker import WorkerMemory
 ALLOCATIONS_MAX = 1024
 """Of one registered memory: engines make one per layer and plane."""
 PIN_BYTES_MAX = 1 << 30
-"""Pinned by one call: the driver holds a lock meanwhile, and has refused calls of a hundred times as much."""
+"""Pinned by one call, so no segment is larger: the driver holds a lock meanwhile, and has refused a hundred times as
+much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,9 @@ class CudaMemory(WorkerMemory):
         except CudaFailure as failure:
             self._opened.close()
             raise _refuse(
-                f"the device memory cannot be opened ({failure.detail}): send handles of this life's memory, made on "
-                "the device that is named, and register again after the worker moved it"
+                f"the device memory cannot be opened ({failure.detail}): send handles that the worker's CUDA "
+                "exported of memory on the device that is named, descriptors with the whole length of their memory, "
+                "and register again after the worker moved it"
             ) from failure
         except FlexKVError:
             self._opened.close()
@@ -136,63 +138,75 @@ def check_parts(parts: Sequence[Allocation], message: RegisterMemory) -> None:
             )
 
 
-def pin_pieces(segment_bytes: int, segment_count: int, frame_bytes: int = 0) -> Iterator[tuple[int, int, int]]:
-    """What is pinned by one call each: (segment, offset, bytes). No frame lies in two of them.
-
-    A copy whose host side spans two registrations is refused by the driver. Frames lie within a segment, so a
-    segment up to PIN_BYTES_MAX is one piece. A larger one is cut at multiples of `frame_bytes`, which must be what
-    its frames have; 0: that is not known, and it stays whole.
-    """
-    piece = segment_bytes
-    if frame_bytes and segment_bytes > PIN_BYTES_MAX:
-        piece = max(1, PIN_BYTES_MAX // frame_bytes) * frame_bytes
-    for segment in range(segment_count):
-        for offset in range(0, segment_bytes, piece):
-            yield segment, offset, min(piece, segment_bytes - offset)
-
-
 class PinnedArena:
-    """The arena's registration with the driver, portable to every device. One thread pins and un-pins it."""
+    """Which segments of the arena are registered with the driver, portable to every device.
+
+    A segment is one registration: a frame lies in one segment, and the driver refuses copies that touch two. Says what
+    is to be pinned or let go next; who calls sees to it that one thread does so at a time, and nobody copies meanwhile
+    what is let go.
+    """
 
     def __init__(self, driver: Driver, arena: Arena) -> None:
-        self.pinned_bytes = 0
+        assert arena.segment_bytes <= PIN_BYTES_MAX, "the configuration allows no larger ones"
         self._driver = driver
         self._arena = arena
-        self._pinned: list[tuple[int, int]] = []  # address and bytes of each registration, in order
+        self._device: Device | None = None
+        self._pinned: dict[int, None] = {}  # segments, in the order in which they were pinned
+        self._rest = list(range(arena.segment_count))  # the others, as a heap
 
-    def pin(self, device: Device, stop: threading.Event, pinned: Callable[[], None] = lambda: None) -> None:
-        """Pin all of it piece by piece until done or `stop` is set, calling `pinned` after each.
+    @property
+    def pinned_bytes(self) -> int:
+        return len(self._pinned) * self._arena.segment_bytes
+
+    def next_to_pin(self, populated_bytes: int) -> int | None:
+        """The first segment that is not pinned, if it lies within what is populated."""
+        ready = self._rest and (self._rest[0] + 1) * self._arena.segment_bytes <= populated_bytes
+        return self._rest[0] if ready else None
+
+    def next_to_let_go(self, used: Container[int]) -> int | None:
+        """The segment pinned last that is not `used`."""
+        return next((each for each in reversed(self._pinned) if each not in used), None)
+
+    def pin(self, segment: int) -> None:
+        """Blocks while the driver looks at every page; the first time also while a device is opened.
 
         Copies are right before that too, only slower: the driver takes them through memory of its own.
-        Raises FlexKVError(BAD_CONFIG); what was pinned by then stays pinned.
+        Raises FlexKVError(BAD_CONFIG).
         """
-        arena, driver = self._arena, self._driver
-        driver.enter(device)
-        for segment, offset, length in pin_pieces(arena.segment_bytes, arena.room_bytes // arena.segment_bytes):
-            if stop.is_set():
-                return
-            address = arena.segment_address(segment) + offset
-            try:
-                driver.pin(address, length)
-            except CudaFailure as failure:
-                raise _unpinned(length, failure, "make [dram] bytes smaller") from failure
-            self._pinned.append((address, length))
-            self.pinned_bytes += length
-            pinned()
+        length = self._arena.segment_bytes
+        try:
+            self._enter()
+        except CudaFailure as failure:
+            raise FlexKVError(
+                ErrorCode.BAD_CONFIG,
+                f"device {self._driver.uuids[0]} cannot be entered ({failure.detail}): free it, or hide it from "
+                "the daemon (CUDA_VISIBLE_DEVICES)",
+            ) from failure
+        try:
+            self._driver.pin(self._arena.segment_address(segment), length)
+        except CudaFailure as failure:
+            raise _unpinned(length, failure, "make [dram] bytes smaller") from failure
+        assert heapq.heappop(self._rest) == segment
+        self._pinned[segment] = None
 
-    def unpin(self, device: Device) -> None:
-        """Let go piece by piece, the last first, so that an end in between leaves less to the kernel. Idempotent."""
-        self._driver.enter(device)
-        while self._pinned:
-            address, length = self._pinned.pop()
-            self._driver.unpin(address)
-            self.pinned_bytes -= length
+    def unpin(self, segment: int) -> None:
+        """Blocks as `pin` does. What the driver will not let go of is the kernel's to let go. Raises CudaFailure."""
+        self._enter()
+        try:
+            self._driver.unpin(self._arena.segment_address(segment))
+        finally:
+            del self._pinned[segment]
+            heapq.heappush(self._rest, segment)
+
+    def _enter(self) -> None:
+        self._device = self._device or self._driver.device(self._driver.uuids[0])
+        self._driver.enter(self._device)
 
 
 class MappedArena:
     """A worker's own mapping of the daemon's arena, pinned for its device: what the kernels of the row path read.
 
-    `addresses` are for `hbm.tables.Segments.point`: addressing is unified, the device sees what the host sees.
+    `addresses` are the device's own, for `hbm.tables.Segments.point`.
     """
 
     def __init__(self, driver: Driver, device: Device, segments: Sequence[memoryview], *, shared: bool) -> None:
@@ -204,20 +218,23 @@ class MappedArena:
         self._driver, self._device = driver, device
         views = [np.frombuffer(segment, np.uint8) for segment in segments]
         self.addresses: list[int] = []
+        self._pinned: list[int] = []
         driver.enter(device)
         for view in views:
             try:
                 driver.pin(view.ctypes.data, view.nbytes, read_only=not shared)
+                self._pinned.append(view.ctypes.data)
+                self.addresses.append(driver.device_address(view.ctypes.data))
             except CudaFailure as failure:
                 self.close()
                 raise _unpinned(view.nbytes, failure, "use the page path in this worker") from failure
-            self.addresses.append(view.ctypes.data)
 
     def close(self) -> None:
         """Un-pin, before the segments are unmapped. Idempotent."""
         self._driver.enter(self._device)
-        while self.addresses:
-            self._driver.unpin(self.addresses.pop())
+        self.addresses.clear()
+        while self._pinned:
+            self._driver.unpin(self._pinned.pop())
 
 
 def check_row_path(device: Device, *, shared: bool) -> None:

@@ -27,6 +27,7 @@ TOLD_ELSEWHERE = {
     ErrorCode.DIRECTORY_NOT_WRITABLE,
 }
 """Other checks find these too, and know the cure."""
+TIERS = ("ssd", "s3")
 
 
 def configuration(subject: Subject) -> Iterator[Finding]:
@@ -164,7 +165,8 @@ def daemon(subject: Subject) -> Iterator[Finding]:
     reasons = "; ".join(map(str, report.get("reasons", {}).values())) if not report["ready"] else ""
     if reasons:
         yield warning("daemon", f"not ready: {reasons}", "wait for it, or see its log")
-    for tier, why in report.get("degraded", {}).items():
-        yield warning("daemon", f"{tier}: {why}", f"flexkv tiers {tier} says more; the others serve meanwhile")
+    for what, why in report.get("degraded", {}).items():
+        more = f"flexkv tiers {what} says more; the others serve meanwhile" if what in TIERS else "it serves meanwhile"
+        yield warning("daemon", f"{what}: {why}", more)
     if report["ready"] and not report.get("degraded"):
         yield ok("daemon", "ready")
