@@ -62,11 +62,11 @@ class AsyncLink:
         return call.result(), call.descriptors
 
     async def wait_for_pages(self, deadline_s: float) -> bool:
-        """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
+        """Whether there is news of pages that nobody took, waiting for the first. Raises DAEMON_LOST."""
         self._check_alive()
-        if self._session.rows.peek() is not None:
+        if self._session.news:
             return True
-        call = self._session.await_pages()
+        call = self._session.await_news()
         if not await self._ended(call, (), deadline_s):
             return False
         call.result()

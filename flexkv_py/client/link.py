@@ -91,13 +91,13 @@ class Link:
         return call.result(), call.descriptors
 
     def wait_for_pages(self, deadline_s: float) -> bool:
-        """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
+        """Whether there is news of pages that nobody took, waiting for the first. Raises DAEMON_LOST."""
         with self._lock:
             if self.lost:
                 raise lost_meanwhile()
-            if self._session.rows.peek() is not None:
+            if self._session.news:
                 return True
-            call = self._session.await_pages()
+            call = self._session.await_news()
             self._users += 1
         try:
             self._wait(call, deadline_s)

@@ -28,6 +28,7 @@ from flexkv_py.wire.messages import (
     ClientMessage,
     DaemonMessage,
     Detach,
+    Done,
     Failed,
     Hello,
     Matched,
@@ -35,6 +36,7 @@ from flexkv_py.wire.messages import (
     Opened,
     Pages,
     Release,
+    ReplayRefused,
     Segments,
     Welcome,
 )
@@ -73,7 +75,8 @@ class Session:
     _daemon_messages: deque[DaemonMessage] = field(default_factory=deque)
     _undo: list[ClientMessage] = field(default_factory=list)  # gives back what a late reply opened
     _posted: dict[int, None] = field(default_factory=dict)  # ids of messages whose reply nobody waits for
-    _watching: dict[int, Call[Pages]] = field(default_factory=dict)  # calls that end with the next page change
+    _watching: dict[int, Call[Done]] = field(default_factory=dict)  # calls that end as soon as there is `news`
+    _replays_refused: bool = False  # among the daemon's messages that nobody took yet
     _descriptors: deque[int] = field(default_factory=deque)  # received, and not yet claimed by their message
     _parting: FlexKVError | None = None  # what the daemon said before it closes this connection
 
@@ -106,10 +109,15 @@ class Session:
         self._outstanding.pop(call.id, None)
         self._watching.pop(call.id, None)
 
-    def await_pages(self) -> Call[Pages]:
-        """A call without a message: it ends with the next page change of any request, or with the connection."""
+    @property
+    def news(self) -> bool:
+        """Whether whoever waits for pages has something to look at: changes, or that what was asked will not come."""
+        return self.rows.eventful or self._replays_refused
+
+    def await_news(self) -> Call[Done]:
+        """A call without a message: it ends as soon as there is `news`, or with the connection."""
         self._last_id += 1
-        call = Call(self._last_id, Pages, bytearray())
+        call = Call(self._last_id, Done, bytearray())
         self._outstanding[call.id] = cast(Call[Message], call)
         self._watching[call.id] = call
         return call
@@ -162,12 +170,11 @@ class Session:
                 ended.append(call)
             else:
                 self._unasked(message)
-        pages = self.rows.peek() if self._watching else None
-        if pages is not None:
+        if self._watching and self.news:
             watching, self._watching = self._watching, {}
             for watched in watching.values():
                 ended.append(self._outstanding.pop(watched.id))
-                watched.succeed(pages)
+                watched.succeed(Done(watched.id))
         return ended
 
     def _end(self, call: Call[Message], message: DaemonMessage) -> None:
@@ -209,6 +216,7 @@ class Session:
             self._daemon_messages.popleft()
             self.daemon_messages_dropped += 1
         self._daemon_messages.append(message)
+        self._replays_refused |= isinstance(message, ReplayRefused)
 
     def _answered(self, message: DaemonMessage) -> None:
         """What nobody waits for was done, or was refused: the next look at page changes says so."""
@@ -246,6 +254,7 @@ class Session:
         """What the daemon said of itself since the last time, oldest first."""
         messages = list(self._daemon_messages)
         self._daemon_messages.clear()
+        self._replays_refused = False
         return messages
 
     # ---------------------------------------------------------------- lives
