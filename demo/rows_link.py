@@ -82,7 +82,7 @@ class RowsLink:
             layout=memory.layout,
         )
         arena = self._client.map_arena()
-        memory.tables.requests.segments.map([memoryview(each) for each in arena.segments], arena.segment_bytes)
+        path.map_arena(arena.segments, arena.segment_bytes)
         self._requests: dict[int, _Attached] = {}
         self._ended: SimpleQueue[tuple[SaveOrder, SaveOutcome]] = SimpleQueue()
         self._waiting = ThreadPoolExecutor(_SAVES_WAITED_FOR, "save")
