@@ -66,6 +66,7 @@ class Requests:
         self._tokens_per_block = next(iter(tables.groups.values())).shape.tokens_per_block
         self._attached: dict[int, Attached] = {}
         self._batch: list[int] | None = None  # requests of the step under way, in batch order; None between steps
+        self._counted: set[int] = set()  # whose selections the heat report under way has, in the life they have now
         self._replayed: list[int] = []  # of attached requests, those whose replay succeeded and was not told yet
         self._acks: deque[tuple[int, int, Callable[[], bool]]] = deque()
 
@@ -167,7 +168,7 @@ class Requests:
         self.tables.close(row)
         del self._attached[request]
         self._replayed = [each for each in self._replayed if each != request]
-        self._drop_acks(request)
+        self._forget_life(request)
         return orders
 
     def take_saves(self) -> list[SaveOrder]:
@@ -205,7 +206,8 @@ class Requests:
         attached = self._of(request)
         self._put_into_effect(attached, PagesChange(request, 0, (), tuple(attached.granted.disown())))
         attached.replays.ask_again()
-        self._drop_acks(request)
+        self.tables.heat[:, self._row(request)] = 0  # of blocks that may never be attached to the next daemon
+        self._forget_life(request)
 
     def map_arena(self, segments: Sequence[memoryview | bytearray | mmap], segment_bytes: int) -> None:
         """Read the frames of this daemon, whose arena is mapped in these segments (host memory).
@@ -270,10 +272,11 @@ class Requests:
     def take_heat(self) -> list[tuple[int, HeatEntry]]:
         """(request, entry) of the report that has landed; starts the next. Call every `report_steps` steps."""
         self._check_between_steps()
-        owner = {room.row: request for request, room in self.pool.rooms.items()}
-        entries = [(owner[entry.row], entry) for entry in self.reports.take() if entry.row in owner]
+        counted = {self._row(request): request for request in self._counted if request in self._attached}
+        entries = [(counted[entry.row], entry) for entry in self.reports.take() if entry.row in counted]
         if not self.reports.is_under_way:
             self.reports.start()
+            self._counted = set(self._attached)
         return entries
 
     def warm(self, request: int, group: int, ids: Sequence[int]) -> int:
@@ -345,8 +348,9 @@ class Requests:
                 self._attached[request].newest.ended(block, SaveOutcome.STORED)
         return orders
 
-    def _drop_acks(self, request: int) -> None:
-        """Its versions are over: those of another life of this number must not be acknowledged by these."""
+    def _forget_life(self, request: int) -> None:
+        """Nothing of it is told of the next life of this number: versions and heat would be taken for that one's."""
+        self._counted.discard(request)
         self._acks = deque(each for each in self._acks if each[0] != request)
 
     def _check_nothing_granted(self) -> None:
