@@ -91,7 +91,7 @@ class AsyncLink:
 
     def _check_alive(self) -> None:
         if self.lost:
-            raise lost_meanwhile()
+            raise lost_meanwhile(self._session.parting)
 
     async def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Call[Reply]:
         """The call, ended."""

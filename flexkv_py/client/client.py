@@ -306,5 +306,5 @@ class Client(ConnectedClient):
         """The connection as it is. Raises DAEMON_LOST where there is none: what is attached died with it."""
         self._check_usable()
         if self._link is None or self._link.lost:
-            raise lost_meanwhile()
+            raise lost_meanwhile(self._session.parting)
         return self._link

@@ -69,7 +69,7 @@ class Link:
         """Say hello and return the answer; `deadline_s` is on `time.monotonic`, as everywhere here."""
         with self._lock:
             if self.lost:  # the watcher may have met the end before there was a call that it could fail
-                raise lost_meanwhile()
+                raise lost_meanwhile(self._session.parting)
             call = self._session.greet()
             self._users += 1
         return self._run(call, (), deadline_s).result()
@@ -94,7 +94,7 @@ class Link:
         """Whether there is news of pages that nobody took, waiting for the first. Raises DAEMON_LOST."""
         with self._lock:
             if self.lost:
-                raise lost_meanwhile()
+                raise lost_meanwhile(self._session.parting)
             if self._session.news:
                 return True
             call = self._session.await_news()
@@ -171,7 +171,7 @@ class Link:
     ) -> Call[Reply]:
         with self._lock:
             if self.lost:
-                raise lost_meanwhile()
+                raise lost_meanwhile(self._session.parting)
             call = self._session.start(message, expect, about)
             self._users += 1
         return self._run(call, descriptors, deadline_s)

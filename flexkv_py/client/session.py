@@ -78,14 +78,14 @@ class Session:
     _watching: dict[int, Call[Done]] = field(default_factory=dict)  # calls that end as soon as there is `news`
     _replays_refused: bool = False  # among the daemon's messages that nobody took yet
     _descriptors: deque[int] = field(default_factory=deque)  # received, and not yet claimed by their message
-    _parting: FlexKVError | None = None  # what the daemon said before it closes this connection
+    parting: FlexKVError | None = None  # what the daemon said before it closed the connection
 
     # ------------------------------------------------------------- requests
 
     def greet(self) -> Call[Welcome]:
         """Begin a life on a new connection."""
         assert not self._outstanding
-        self._frames, self._undo, self._parting = FrameDecoder(), [], None
+        self._frames, self._undo, self.parting = FrameDecoder(), [], None
         self._posted.clear()
         return self._start(msgspec.structs.replace(self.hello), Welcome)
 
@@ -196,7 +196,7 @@ class Session:
     def _unasked(self, message: DaemonMessage) -> None:
         """Of its own accord, too late, a farewell, or nonsense."""
         if message.id == 0 and isinstance(message, Failed):
-            self._parting = error_of(message)
+            self.parting = error_of(message)
         elif message.id == 0 and isinstance(message, Pages):
             self.rows.arrived(message)
         elif message.id in self._posted:
@@ -293,7 +293,7 @@ class Session:
 
     def lose(self, why: str) -> None:
         """The connection is gone: every call on it ends, and so does the life of all it opened."""
-        failure = self._parting or FlexKVError(
+        failure = self.parting or FlexKVError(
             ErrorCode.DAEMON_LOST, f"the daemon is lost ({why}): the next call connects again by itself"
         )
         for call in self._outstanding.values():

@@ -101,6 +101,7 @@ def test_a_worker_that_never_acknowledges_loses_its_session(make: Callable[..., 
     with pytest.raises(FlexKVError) as lost:
         follow(scene.client, scene.request, scene.table, lambda: False)
     assert lost.value.code in (ErrorCode.ACK_OVERDUE, ErrorCode.DAEMON_LOST)  # the second where it was waiting
+    assert "ack_s_max" in refused(ErrorCode.DAEMON_LOST, scene.client.page_changes).message
     refused(ErrorCode.ACK_OVERDUE, scene.request.pages)
     refused(ErrorCode.ACK_OVERDUE, scene.request.ack, scene.table.version)
     until(lambda: readers(scene.daemon) == 1)
