@@ -83,7 +83,7 @@ class RowsLink:
             layout=memory.layout,
         )
         self._arena = RowArena()
-        self._arena.open(self._client.map_arena(writable=self._arena.writable), memory.tables.requests.segments)
+        self._arena.open(self._client.map_arena(writable=self._arena.writable), path)
         self._requests: dict[int, _Attached] = {}
         self._ended: SimpleQueue[tuple[SaveOrder, SaveOutcome]] = SimpleQueue()
         self._waiting = ThreadPoolExecutor(_SAVES_WAITED_FOR, "save")

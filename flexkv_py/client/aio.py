@@ -223,7 +223,7 @@ class AsyncClient(AsyncConnectedClient):
         return self._session.rows.take_all()
 
     async def wait_for_pages(self, timeout_s: float) -> bool:
-        """Whether any request has changes to take, waiting for them at most so long."""
+        """Whether there are changes to take, or a `ReplayRefused` for `poll`, waiting for them at most so long."""
         now_s = asyncio.get_running_loop().time()
         return await self.alive_link().wait_for_pages(now_s + requests.milliseconds(timeout_s, "timeout_s") / 1000)
 

@@ -95,7 +95,7 @@ class AsyncConnectedClient:
         self._check_usable()
         self._session.require(handle)
         if self._link is None:
-            raise lost_meanwhile()
+            raise lost_meanwhile(self._session.parting)
         deadline_s = self._deadline_s() if reply_by_s is None else reply_by_s
         return await self._link.exchange(message, expect, deadline_s, handle)
 
@@ -111,7 +111,7 @@ class AsyncConnectedClient:
         """The connection as it is. Raises DAEMON_LOST where there is none: what is attached died with it."""
         self._check_usable()
         if self._link is None or self._link.lost:
-            raise lost_meanwhile()
+            raise lost_meanwhile(self._session.parting)
         return self._link
 
     def _check_usable(self) -> None:

@@ -94,11 +94,11 @@ class AsyncLink:
             self._watch_gates()
 
     async def wait_for_pages(self, deadline_s: float) -> bool:
-        """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
+        """Whether there is news of pages that nobody took, waiting for the first. Raises DAEMON_LOST."""
         self._check_alive()
-        if self._session.rows.peek() is not None:
+        if self._session.news:
             return True
-        call = self._session.await_pages()
+        call = self._session.await_news()
         if not await self._ended(call, (), deadline_s):
             return False
         call.result()
@@ -123,7 +123,7 @@ class AsyncLink:
 
     def _check_alive(self) -> None:
         if self.lost:
-            raise lost_meanwhile()
+            raise lost_meanwhile(self._session.parting)
 
     async def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Call[Reply]:
         """The call, ended."""

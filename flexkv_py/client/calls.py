@@ -108,9 +108,10 @@ def close_all(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def lost_meanwhile() -> FlexKVError:
-    """The error of a call that met a connection between its end and the next one."""
-    return FlexKVError(ErrorCode.DAEMON_LOST, "the daemon was lost just now: call again to connect anew")
+def lost_meanwhile(parting: FlexKVError | None) -> FlexKVError:
+    """The error of a call that met a connection between its end and the next one; `parting`: why it was ended."""
+    why = f" ({parting.message})" if parting is not None else ""
+    return FlexKVError(ErrorCode.DAEMON_LOST, f"the daemon was lost just now{why}: call again to connect anew")
 
 
 def still_connecting() -> FlexKVError:

@@ -253,7 +253,7 @@ class Client(ConnectedClient):
             return self._session.rows.take_all()
 
     def wait_for_pages(self, timeout_s: float) -> bool:
-        """Whether any request has changes to take, waiting for them at most so long."""
+        """Whether there are changes to take, or a `ReplayRefused` for `poll`, waiting for them at most so long."""
         end_s = time.monotonic() + requests.milliseconds(timeout_s, "timeout_s") / 1000
         return self._alive_link().wait_for_pages(end_s)
 
@@ -341,5 +341,5 @@ class Client(ConnectedClient):
         """The connection as it is. Raises DAEMON_LOST where there is none: what is attached died with it."""
         self._check_usable()
         if self._link is None or self._link.lost:
-            raise lost_meanwhile()
+            raise lost_meanwhile(self._session.parting)
         return self._link

@@ -107,7 +107,7 @@ class ConnectedClient:
             self._session.require(handle)
         link = self._link
         if link is None:
-            raise lost_meanwhile()
+            raise lost_meanwhile(self._session.parting)
         return link.exchange(message, expect, self._deadline_s() if reply_by_s is None else reply_by_s, handle)
 
     def after_fork(self) -> None:

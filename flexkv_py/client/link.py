@@ -71,7 +71,7 @@ class Link:
         """Say hello and return the answer; `deadline_s` is on `time.monotonic`, as everywhere here."""
         with self._lock:
             if self.lost:  # the watcher may have met the end before there was a call that it could fail
-                raise lost_meanwhile()
+                raise lost_meanwhile(self._session.parting)
             call = self._session.greet()
             self._users += 1
         return self._run(call, (), deadline_s).result()
@@ -98,7 +98,7 @@ class Link:
         """`exchange` for a load with gates, which must be over at `over_s`; whatever comes of it opens them."""
         with self._lock:
             if self.lost:
-                raise lost_meanwhile()
+                raise lost_meanwhile(self._session.parting)
             array = self._session.gate(gates, over_s)
             self._gate_watch = self._gate_watch or GateWatch(self._session.gated, self._lock, self._lose)
             self._gate_watch.look()
@@ -111,13 +111,13 @@ class Link:
             raise
 
     def wait_for_pages(self, deadline_s: float) -> bool:
-        """Whether page changes that nobody took are there, waiting for the first. Raises DAEMON_LOST."""
+        """Whether there is news of pages that nobody took, waiting for the first. Raises DAEMON_LOST."""
         with self._lock:
             if self.lost:
-                raise lost_meanwhile()
-            if self._session.rows.peek() is not None:
+                raise lost_meanwhile(self._session.parting)
+            if self._session.news:
                 return True
-            call = self._session.await_pages()
+            call = self._session.await_news()
             self._users += 1
         try:
             self._wait(call, deadline_s)
@@ -193,7 +193,7 @@ class Link:
     ) -> Call[Reply]:
         with self._lock:
             if self.lost:
-                raise lost_meanwhile()
+                raise lost_meanwhile(self._session.parting)
             call = self._session.start(message, expect, about)
             self._users += 1
         return self._run(call, descriptors, deadline_s)

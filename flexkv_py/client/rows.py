@@ -121,9 +121,10 @@ class Rows:
 
     # ------------------------------------------------------------- page changes
 
-    def peek(self) -> Pages | None:
-        """One of the changes that nobody took yet."""
-        return next((row.pending[-1] for row in self._changed.values()), None)
+    @property
+    def eventful(self) -> bool:
+        """Whether the next look at page changes finds any, or raises a refusal."""
+        return bool(self._changed) or self.failure is not None
 
     def arrived(self, pages: Pages) -> None:
         """A new version of a request's table. Raises BAD_MESSAGE or LIMIT_EXCEEDED: the connection must end."""

@@ -29,6 +29,7 @@ from flexkv_py.wire.messages import (
     ClientMessage,
     DaemonMessage,
     Detach,
+    Done,
     Failed,
     GateArray,
     Hello,
@@ -37,6 +38,7 @@ from flexkv_py.wire.messages import (
     Opened,
     Pages,
     Release,
+    ReplayRefused,
     Segments,
     Welcome,
 )
@@ -76,16 +78,17 @@ class Session:
     _daemon_messages: deque[DaemonMessage] = field(default_factory=deque)
     _undo: list[ClientMessage] = field(default_factory=list)  # gives back what a late reply opened
     _posted: dict[int, None] = field(default_factory=dict)  # ids of messages whose reply nobody waits for
-    _watching: dict[int, Call[Pages]] = field(default_factory=dict)  # calls that end with the next page change
+    _watching: dict[int, Call[Done]] = field(default_factory=dict)  # calls that end as soon as there is `news`
+    _replays_refused: bool = False  # among the daemon's messages that nobody took yet
     _descriptors: deque[int] = field(default_factory=deque)  # received, and not yet claimed by their message
-    _parting: FlexKVError | None = None  # what the daemon said before it closes this connection
+    parting: FlexKVError | None = None  # what the daemon said before it closed the connection
 
     # ------------------------------------------------------------- requests
 
     def greet(self) -> Call[Welcome]:
         """Begin a life on a new connection."""
         assert not self._outstanding
-        self._frames, self._undo, self._parting = FrameDecoder(), [], None
+        self._frames, self._undo, self.parting = FrameDecoder(), [], None
         self._posted.clear()
         return self._start(msgspec.structs.replace(self.hello), Welcome)
 
@@ -109,10 +112,15 @@ class Session:
         self._outstanding.pop(call.id, None)
         self._watching.pop(call.id, None)
 
-    def await_pages(self) -> Call[Pages]:
-        """A call without a message: it ends with the next page change of any request, or with the connection."""
+    @property
+    def news(self) -> bool:
+        """Whether whoever waits for pages has something to look at: changes, or that what was asked will not come."""
+        return self.rows.eventful or self._replays_refused
+
+    def await_news(self) -> Call[Done]:
+        """A call without a message: it ends as soon as there is `news`, or with the connection."""
         self._last_id += 1
-        call = Call(self._last_id, Pages, bytearray())
+        call = Call(self._last_id, Done, bytearray())
         self._outstanding[call.id] = cast(Call[Message], call)
         self._watching[call.id] = call
         return call
@@ -185,12 +193,11 @@ class Session:
                 ended.append(call)
             else:
                 self._unasked(message)
-        pages = self.rows.peek() if self._watching else None
-        if pages is not None:
+        if self._watching and self.news:
             watching, self._watching = self._watching, {}
             for watched in watching.values():
                 ended.append(self._outstanding.pop(watched.id))
-                watched.succeed(pages)
+                watched.succeed(Done(watched.id))
         return ended
 
     def _end(self, call: Call[Message], message: DaemonMessage) -> None:
@@ -212,7 +219,7 @@ class Session:
     def _unasked(self, message: DaemonMessage) -> None:
         """Of its own accord, too late, a farewell, or nonsense."""
         if message.id == 0 and isinstance(message, Failed):
-            self._parting = error_of(message)
+            self.parting = error_of(message)
         elif message.id == 0 and isinstance(message, Pages):
             self.rows.arrived(message)
         elif message.id in self._posted:
@@ -232,6 +239,7 @@ class Session:
             self._daemon_messages.popleft()
             self.daemon_messages_dropped += 1
         self._daemon_messages.append(message)
+        self._replays_refused |= isinstance(message, ReplayRefused)
 
     def _answered(self, message: DaemonMessage) -> None:
         """What nobody waits for was done, or was refused: the next look at page changes says so."""
@@ -269,6 +277,7 @@ class Session:
         """What the daemon said of itself since the last time, oldest first."""
         messages = list(self._daemon_messages)
         self._daemon_messages.clear()
+        self._replays_refused = False
         return messages
 
     # ---------------------------------------------------------------- lives
@@ -307,7 +316,7 @@ class Session:
 
     def lose(self, why: str) -> None:
         """The connection is gone: every call on it ends, and so does the life of all it opened."""
-        failure = self._parting or FlexKVError(
+        failure = self.parting or FlexKVError(
             ErrorCode.DAEMON_LOST, f"the daemon is lost ({why}): the next call connects again by itself"
         )
         self.gated.lose()

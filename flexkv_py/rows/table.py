@@ -29,6 +29,8 @@ class RowLimits:
 
     requests_per_session_max: int = 1024
     blocks_per_request_max: int = 65_536
+    blocks_per_session_max: int = 4_194_304
+    """Of all its requests together."""
     ack_ns_max: int = 5_000_000_000
     """A worker that does not acknowledge a revocation within this loses its session."""
     replay_ns_max: int = 5_000_000_000
@@ -112,6 +114,10 @@ class Requests(Generic[CopyT, IndexT]):
             why = f"{count} blocks are more than a request may have (blocks_per_request_max): raise it"
             return ErrorCode.LIMIT_EXCEEDED, why
         attached = 0 if rank is None else rank.attached
+        more, held = count - attached, sum(each.ranks[event.session].attached for each in mine.values())
+        if more > 0 and held + more > limits.blocks_per_session_max:
+            why = f"this session has {held} blocks attached (blocks_per_session_max): detach requests, or raise it"
+            return ErrorCode.LIMIT_EXCEEDED, why
         if event.first > attached:
             why = f"first = {event.first} leaves a hole: this session has attached {attached} blocks, go on from there"
             return ErrorCode.BAD_ARGUMENT, why

@@ -158,6 +158,9 @@ class RowPathTable:
     )
     requests_per_session_max: int = key(Kind.COUNT, "Requests attached by one client.", 1024, low=1, high=65_536)
     blocks_per_request_max: int = key(Kind.COUNT, "Blocks of one request.", 65_536, low=1, high=1 << 20)
+    blocks_per_session_max: int = key(
+        Kind.COUNT, "Blocks of all requests of one client; each takes some 300 bytes.", 4_194_304, low=1, high=1 << 28
+    )
     ack_s_max: float = key(
         Kind.NUMBER, "A worker that acknowledges no revocation for so long loses its session.", 5.0, low=0.01, high=3600
     )

@@ -1,8 +1,8 @@
-"""What went wrong of late: failed transfers, tiers that went down, coded errors of requests. In memory, and in the log.
+"""What went wrong of late: failed transfers, tiers that went down, coded errors. In memory, and in the log.
 
 Owns both: a bounded ring of recent faults for people who ask the daemon, and which of the failed transfers get a line
 in the log, where a full or broken disk is not silent, and does not flood either. Told by `executor`, `store_events`,
-`server` and `daemon`.
+`server`, `row_path` and `daemon`.
 """
 
 from __future__ import annotations

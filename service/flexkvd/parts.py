@@ -112,7 +112,7 @@ async def make_parts(
     check = partial(check_frames, arena) if config.row_path.arena == SHARED else None
     executor = Executor(engine, sessions, devices.lanes, stores, loop, check, faults)
     resets = _make_resets(config, engine, sessions, stores, stack)
-    row_path = RowPath(engine, sessions, arena, config, loop)
+    row_path = RowPath(engine, sessions, arena, config, loop, faults)
     stack.callback(row_path.close)
     operations, settings = Operations(engine, planner, sessions, readiness), Settings(config)
     operations.on_drain, operations.on_resume = pinning.let_go, pinning.begin

@@ -69,6 +69,7 @@ def _row_limits(table: RowPathTable) -> RowLimits:
     return RowLimits(
         requests_per_session_max=table.requests_per_session_max,
         blocks_per_request_max=table.blocks_per_request_max,
+        blocks_per_session_max=table.blocks_per_session_max,
         policy=table.policy,
         ack_ns_max=int(table.ack_s_max * SECOND_NS),
         replay_ns_max=int(table.replay_s_max * SECOND_NS),

@@ -53,6 +53,7 @@ from flexkv_tiers.memory import Arena
 from flexkv_tiers.open_files import is_out_of_files, out_of_files
 from flexkvd.config import Config
 from flexkvd.engine import Engine
+from flexkvd.faults import FaultLog
 from flexkvd.processes import PeerProcess
 from flexkvd.reports import heat_of
 from flexkvd.sessions import Session, Sessions
@@ -92,7 +93,13 @@ class RowPath:
     """One method per request; each returns the reply, or None when it comes later or was sent."""
 
     def __init__(
-        self, engine: Engine, sessions: Sessions, arena: Arena, config: Config, loop: asyncio.AbstractEventLoop
+        self,
+        engine: Engine,
+        sessions: Sessions,
+        arena: Arena,
+        config: Config,
+        loop: asyncio.AbstractEventLoop,
+        faults: FaultLog | None = None,
     ) -> None:
         self.traffic = Traffic()
         self.readers: dict[int, Reader] = {}  # by session, until surely nothing is read for it
@@ -109,6 +116,7 @@ class RowPath:
         self._table = config.row_path
         self._readers_max = config.limits.sessions_max
         self._loop = loop
+        self._faults = faults or FaultLog(loop.time)
         self._attaching = 0  # blocks that the request being attached will have; the planner answers within `post`
         sessions.on_closed = self._session_closed
         engine.handlers |= {
@@ -277,13 +285,16 @@ class RowPath:
         self._tell(change.session, Pages(0, change.request, change.version, granted, revoked))
 
     def _refuse_replay(self, refusal: RefuseReplay) -> None:
+        self._faults.note(f"replay refused: {refusal.outcome.value}", detail=refusal.message)
         self._tell(refusal.session, ReplayRefused(0, refusal.request, refusal.outcome.value, refusal.message))
 
     def _lose_session(self, lost: LoseSession) -> None:
-        self.traffic.sessions_ended[lost.code.value] += 1
-        log.warning("session %d ends: %s", lost.session, lost.message)
-        self._tell(lost.session, Failed(0, lost.code.value, lost.message))
         reader = self.readers.get(lost.session)
+        whose = f"session {lost.session} (pid {reader.process.pid if reader is not None else 'unknown'})"
+        self.traffic.sessions_ended[lost.code.value] += 1
+        self._faults.note(f"session ended: {lost.code.value}", detail=f"{whose}: {lost.message}")
+        log.warning("%s ends: %s", whose, lost.message)
+        self._tell(lost.session, Failed(0, lost.code.value, lost.message))
         if reader is not None:
             reader.session.connection.close_after_replies()
 

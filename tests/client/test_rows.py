@@ -70,11 +70,16 @@ def test_only_the_newest_ack_goes_out_and_only_once(link: FakeLink) -> None:
 
 
 def test_a_refusal_that_nobody_waits_for_is_told_at_the_next_look(link: FakeLink) -> None:
-    """An ack or report that the daemon refuses is no secret: the next look at page changes raises it, once."""
+    """An ack or report that the daemon refuses is no secret: the next look at page changes raises it, once.
+
+    Whoever waits for changes looks at once.
+    """
     attach(link)
     link.session.rows.report(Report(0, GRANT))
     [report] = owed(link)
+    waiting = link.session.await_news()
     link.say(messages.Failed(report.id, ErrorCode.BAD_ARGUMENT.value, "no such block"))
+    assert waiting.ended
     with refused(ErrorCode.BAD_ARGUMENT):
         link.session.rows.take_all()
     assert link.session.rows.take_all() == []

@@ -443,6 +443,19 @@ def test_what_cannot_be_attached_is_refused(benches, keys, first, code, cure):
     assert isinstance(attach(bench, KEYS[:2]), AttachAnswered)
 
 
+def test_one_client_does_not_fill_the_daemon_with_requests(benches):
+    """The blocks of all its requests are counted; what it has may be named again, and detaching makes room."""
+    bench = benches(rows=RowLimits(blocks_per_session_max=4))
+    attach(bench, KEYS[:2])
+    assert isinstance(attach(bench, KEYS[:2], request=71), AttachAnswered)
+    refusal = attach(bench, KEYS[:1], request=72)
+    assert (refusal.code, "blocks_per_session_max" in refusal.message) == (ErrorCode.LIMIT_EXCEEDED, True)
+    assert attach(bench, KEYS[:3]).code is ErrorCode.LIMIT_EXCEEDED
+    assert isinstance(attach(bench, KEYS[:2]), AttachAnswered)
+    detach(bench, request=71)
+    assert isinstance(attach(bench, KEYS[:4]), AttachAnswered)
+
+
 def test_limits_of_requests_and_a_drain(benches):
     """A session has so many requests; while the daemon drains, those that run may go on, but no new one is attached."""
     bench = benches(rows=RowLimits(requests_per_session_max=1))

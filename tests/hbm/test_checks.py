@@ -13,6 +13,7 @@ from flexkv_py.geometry import Geometry, Plane
 from flexkv_tiers.hbm import reference
 from flexkv_tiers.hbm.checks import check_attached, check_step
 from flexkv_tiers.hbm.shape import TableLimits, group_shape, metadata_bytes
+from flexkv_tiers.hbm.steps import StepTables
 from flexkv_tiers.hbm.tables import EMPTY, REFUSED, GroupTables, RequestTables, Segments
 from tests.hbm.world import CPU
 
@@ -66,12 +67,34 @@ def test_sizes_beyond_limits_are_refused(sizes, words):
         ((4, 5, 1, 1), "batch_max is 5: use 1 to 4"),
         ((4, 4, 0, 1), "blocks_max is 0"),
         ((4, 4, 1, 5), "queries (Q) is 5: use 1 to 4"),
+        ((4, 4, 1.5, 1), "blocks_max is 1.5"),
     ],
 )
 def test_limits_of_the_tables_are_refused(sizes, words):
     """Requests, batch, blocks and queries have limits of their own."""
     with refusal(ErrorCode.BAD_ARGUMENT, words):
         TableLimits(*sizes)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda size: torch.zeros((size[0] - 1, size[1]), dtype=torch.uint8), id="too small"),
+        pytest.param(lambda size: torch.zeros(size, dtype=torch.int8), id="of another type"),
+        pytest.param(lambda size: torch.zeros((size[0], 2 * size[1]), dtype=torch.uint8)[:, ::2], id="with gaps"),
+        pytest.param(
+            lambda size: torch.zeros(size[0] * size[1] + 8, dtype=torch.uint8)[8:].view(size), id="off by 8 bytes"
+        ),
+    ],
+)
+def test_memory_that_rows_cannot_be_copied_to_is_refused(make):
+    """An embedder's own memory is looked at once, when the tables are made."""
+    geometry = Geometry((Plane("kv", (0,), 64),), 64)
+    shape = group_shape(geometry, 0, ["kv"], LIMITS, slots=32, selected=8, newest=4)
+    with refusal(ErrorCode.BAD_ARGUMENT, "make contiguous uint8"):
+        StepTables([shape], 4, torch.device("cpu"), make)
+    with refusal(ErrorCode.BAD_ARGUMENT, "-1 HBM pages"):
+        StepTables([shape], -1, torch.device("cpu"))
 
 
 def test_a_plane_or_group_the_geometry_has_not_is_refused():
@@ -86,8 +109,9 @@ def test_a_plane_or_group_the_geometry_has_not_is_refused():
         group_shape(one, 0, ["late"], LIMITS, **sizes)
     with refusal(ErrorCode.BAD_ARGUMENT, "not whole rows"):
         group_shape(one, 0, ["kv"], LIMITS, tokens_per_id=2, **sizes)
-    with refusal(ErrorCode.BAD_ARGUMENT, "no plane moves"):
-        group_shape(one, 0, [], LIMITS, **sizes)
+    for planes in ([], ["kv", "kv"]):
+        with refusal(ErrorCode.BAD_ARGUMENT, "name at least one, and each once"):
+            group_shape(one, 0, planes, LIMITS, tokens_per_id=4, **sizes)
     odd = Geometry((Plane("kv", (0, 1), 584),), 1, ((0, 1),))
     with refusal(ErrorCode.BAD_ARGUMENT, "must start on 16 bytes"):
         group_shape(odd, 0, ["kv"], LIMITS, **sizes)

@@ -11,6 +11,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.budget import hot_bytes, page_bytes, page_count, table_bytes
 from flexkv_tiers.hbm.granted import VERSIONS_HELD_MAX, PagesChange
 from flexkv_tiers.hbm.graph import padded_size
+from flexkv_tiers.hbm.newest import SaveOutcome
 from flexkv_tiers.hbm.pool import Admission
 from flexkv_tiers.hbm.shape import TableLimits
 from flexkv_tiers.hbm.steps import StepTables
@@ -51,6 +52,7 @@ def change(version, granted=(), revoked=(), request=1):
         pytest.param(BAD_ARGUMENT, 0, selection(dtype=torch.int64), id="of another type"),
         pytest.param(BAD_ARGUMENT, 0, selection().to("meta"), id="on another device"),
         pytest.param(BAD_ARGUMENT, 7, selection(), id="of a group that does not move by rows"),
+        pytest.param(BAD_ARGUMENT, 0, [[[0]]], id="no tensor"),
     ],
 )
 def test_a_bad_selection_is_refused_before_it_is_planned(decoder, code, group, topk):
@@ -80,6 +82,12 @@ def test_a_bad_batch_is_refused(decoder, code, wanted):
         pytest.param(BAD_ARGUMENT, 8, 2, 2, id="more cached than there is"),
         pytest.param(LIMIT, 8 * 16 + 1, 0, 2, id="longer than the tables"),
         pytest.param(LIMIT, 0, 0, 2, id="empty"),
+        pytest.param(BAD_ARGUMENT, 8.5, 0, 2, id="half a token"),
+        pytest.param(BAD_ARGUMENT, "8", 0, 2, id="tokens that are no number"),
+        pytest.param(BAD_ARGUMENT, 8, None, 2, id="nobody knows how much is cached"),
+        pytest.param(BAD_ARGUMENT, 8, 0, "two", id="a name for a number"),
+        pytest.param(BAD_ARGUMENT, 8, 0, -1, id="a number below 0"),
+        pytest.param(BAD_ARGUMENT, 8, 0, 1 << 32, id="a number that the socket does not carry"),
     ],
 )
 def test_a_request_that_can_never_be_is_refused(decoder, code, tokens, cached, request_number):
@@ -110,6 +118,8 @@ def test_a_number_is_not_reused_under_a_running_save(decoder):
         pytest.param(BAD_MESSAGE, change(0), id="an old version"),
         pytest.param(BAD_MESSAGE, change(1, granted=[(0, 2, 0)]), id="a chunk that is not there"),
         pytest.param(BAD_MESSAGE, change(1, granted=[(0, 0, -1)]), id="a negative frame"),
+        pytest.param(BAD_MESSAGE, change(1, granted=[(0, 0, 1 << 20)]), id="a frame behind the arena"),
+        pytest.param(BAD_MESSAGE, change(2), id="a version after one that was lost"),
         pytest.param(BAD_MESSAGE, change(1, revoked=[(99, 0)]), id="a block beyond the tables"),
     ],
 )
@@ -136,10 +146,71 @@ def test_calls_out_of_turn_are_refused(decoder):
     refused(BAD_ARGUMENT, decoder.path.attach, 2, 8)
     refused(BAD_ARGUMENT, decoder.path.switch)
     refused(BAD_ARGUMENT, lambda: decoder.path.detach(1, save=False))
+    refused(BAD_ARGUMENT, decoder.path.commit, [1])
     decoder.path.collect()
+    refused(BAD_ARGUMENT, decoder.path.collect)
     refused(BAD_ARGUMENT, decoder.path.commit, [2])
     refused(BAD_ARGUMENT, decoder.path.commit, [1, 1])
+    refused(BAD_ARGUMENT, decoder.path.commit, [None])
+    refused(BAD_ARGUMENT, decoder.path.commit, [1], [True, True])
     decoder.path.abort()
+
+
+def test_a_group_is_planned_once_and_before_its_layers_are_read(decoder):
+    """A second selection could overwrite slots that the first one named; a layer nobody planned has none."""
+    [layer, *_], [other, *_] = (shape.layers for shape in decoder.shapes[:2])
+    decoder.path.begin([1])
+    refused(BAD_ARGUMENT, decoder.path.wait, layer)
+    decoder.path.plan(0, selection(3))
+    decoder.path.wait(layer)
+    refused(BAD_ARGUMENT, decoder.path.plan, 0, selection(4))
+    refused(BAD_ARGUMENT, decoder.path.wait, other)
+    refused(BAD_ARGUMENT, decoder.path.wait, 99)
+    refused(BAD_ARGUMENT, decoder.path.newest_slots, 99)
+    refused(BAD_ARGUMENT, decoder.path.tables.rows_of, 99, 0)
+    decoder.path.abort()
+    refused(BAD_ARGUMENT, decoder.path.wait, layer)
+    refused(BAD_ARGUMENT, decoder.path.warm, 1, 99, [3])
+
+
+def test_ends_of_copies_that_do_not_run_are_refused(decoder):
+    """A save ends once and a load as a whole: of one said to have ended in part, half pages would be read."""
+    refused(BAD_ARGUMENT, decoder.path.save_ended, 1, 0, SaveOutcome.STORED)
+    refused(BAD_ARGUMENT, lambda: decoder.path.load_ended(9, [0], whole=True))
+    decoder.save_all()
+    assert decoder.path.attach(2, 20, 2) is Admission.RESIDENT
+    for blocks in ([], [0], [0, 0], [0, 1, 2]):
+        refused(BAD_ARGUMENT, lambda blocks=blocks: decoder.path.load_ended(2, blocks, whole=True))
+        assert decoder.path.begin([2]) == []
+    decoder.path.load_ended(2, [0, 1], whole=True)
+    refused(BAD_ARGUMENT, lambda: decoder.path.load_ended(2, [0, 1], whole=True))
+    decoder.path.detach(2, save=False)
+
+
+def test_one_arena_serves_all_requests(decoder):
+    """Frames of two daemons cannot be told apart: the next arena waits until nobody reads of the last one."""
+    segment = decoder.store.arena
+    decoder.save_all()
+    decoder.grant_all(1)
+    refused(BAD_ARGUMENT, decoder.path.map_arena, [segment], segment.nbytes)
+    refused(BAD_ARGUMENT, decoder.path.point_arena, [segment.ctypes.data], segment.nbytes)
+    decoder.path.disown(1)
+    decoder.store.detach(1)
+    decoder.path.map_arena([segment], segment.nbytes)
+    decoder.store.attach(1, text=1)
+
+
+def test_versions_of_an_earlier_life_are_not_acknowledged(decoder):
+    """Neither to the next daemon nor for the next request of that number: there they might be versions to come."""
+    decoder.path.apply(change(1))
+    decoder.path.disown(1)
+    assert decoder.path.take_acks() == []
+    decoder.attach(2, text=2, tokens=8)
+    decoder.path.apply(change(1, request=2))
+    decoder.detach(2, save=False)
+    decoder.attach(2, text=2, tokens=8)
+    assert decoder.path.take_acks() == []
+    decoder.detach(2, save=False)
 
 
 def test_rows_beyond_a_requests_pages_are_refused(decoder):

@@ -348,3 +348,34 @@ def test_heat_leaves_in_bounded_reports(decoder):
     found = [(request, entry.group, entry.block, entry.count) for request, entry in decoder.path.take_heat()]
     assert sorted(found) == [(1, 0, 0, 6), (1, 0, 1, 3), (1, 1, 0, 6), (1, 1, 1, 3)]
     assert [count for *_, count in found] == [6, 6, 3, 3]
+
+
+def start_anew(decoder, request):
+    decoder.detach(1, save=False)
+    decoder.attach(request, text=2, tokens=8)
+
+
+def change_daemon(decoder, _request):
+    decoder.path.disown(1)
+    decoder.store.detach(1)
+    decoder.store.attach(1, text=1)
+
+
+@pytest.mark.parametrize(
+    ("end", "request_number"),
+    [
+        pytest.param(start_anew, 2, id="the next request in its row"),
+        pytest.param(start_anew, 1, id="the next request of its number"),
+        pytest.param(change_daemon, 1, id="the next daemon"),
+    ],
+)
+def test_heat_is_not_told_of_another_life(decoder, end, request_number):
+    """A report on its way names blocks that whoever comes next may not have: the daemon would refuse all of it."""
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.grant_all(1)
+    decoder.step([1], fill)
+    decoder.path.take_heat()
+    decoder.step([1], fill)
+    end(decoder, request_number)
+    assert decoder.path.take_heat() == []
+    assert decoder.path.take_heat() == []

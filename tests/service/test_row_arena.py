@@ -26,8 +26,17 @@ def pinning() -> HostDriver:
     return HostDriver()
 
 
-def found_at(segments: Segments, frame: int, length: int) -> bytes:
+class Reader:
+    """A row path without requests: where its kernels look segments up."""
+
+    def __init__(self) -> None:
+        self.segments = Segments(torch.device("cpu"))
+        self.map_arena, self.point_arena = self.segments.map, self.segments.point
+
+
+def found_at(reader: Reader, frame: int, length: int) -> bytes:
     """The bytes that a kernel would find for this frame."""
+    segments = reader.segments
     segment, unit = divmod(frame, int(segments.units[0]))
     return ctypes.string_at(int(segments.bases[segment]) + unit * 4096, length)
 
@@ -43,13 +52,13 @@ def test_kernels_find_granted_frames_through_what_was_opened(
         request, table = attach(client, 1, save(worker, 3, 2))
         follow(client, request, table, lambda: len(table.frames) == 2 * GEOMETRY.chunk_count)
         for opened in (RowArena(), RowArena(UUID, pinning)):
-            segments = Segments(torch.device("cpu"))
+            reader = Reader()
             assert not opened.writable
             with opened:
-                opened.open(client.map_arena(writable=opened.writable), segments)
+                opened.open(client.map_arena(writable=opened.writable), reader)
                 for (block, chunk), frame in table.frames.items():
                     length = GEOMETRY.chunk_bytes[chunk]
-                    assert found_at(segments, frame, length) == chunk_of(worker, block, chunk)
+                    assert found_at(reader, frame, length) == chunk_of(worker, block, chunk)
         assert pinning.read_only == [True] * SEGMENT_COUNT
         assert not pinning.pinned
         request.detach()
@@ -57,12 +66,12 @@ def test_kernels_find_granted_frames_through_what_was_opened(
 
 def test_a_device_that_must_write_needs_a_shared_arena(start: Callable[..., DaemonThread], pinning: HostDriver) -> None:
     """The daemon refuses it with both cures; so does the worker's own half, should it map read-only all the same."""
-    opened, segments = RowArena(UUID, pinning), Segments(torch.device("cpu"))
+    opened, reader = RowArena(UUID, pinning), Reader()
     with Client(start().socket, GEOMETRY) as client:
         assert opened.writable
         for mapped in (lambda: client.map_arena(writable=opened.writable), client.map_arena):
             with pytest.raises(FlexKVError, match="shared") as refused:
-                opened.open(mapped(), segments)
+                opened.open(mapped(), reader)
             assert refused.value.code is ErrorCode.UNSUPPORTED
     assert "pin" not in pinning.calls
 
@@ -71,13 +80,13 @@ def test_a_shared_arena_is_pinned_writable_and_again_after_a_restart(
     start: Callable[..., DaemonThread], pinning: HostDriver
 ) -> None:
     """The next life's arena takes the place of the last one's, which is let go of; closing lets go of all."""
-    opened, segments = RowArena(UUID, pinning), Segments(torch.device("cpu"))
+    opened, reader = RowArena(UUID, pinning), Reader()
     daemon, bases = start(row_path={"arena": "shared"}), []
     client = Client(daemon.socket, GEOMETRY)
     for _ in range(2):
-        opened.open(client.map_arena(writable=opened.writable), segments)
+        opened.open(client.map_arena(writable=opened.writable), reader)
         assert len(pinning.pinned) == SEGMENT_COUNT
-        bases.append(segments.bases[:SEGMENT_COUNT].tolist())
+        bases.append(reader.segments.bases[:SEGMENT_COUNT].tolist())
         if len(bases) == 1:
             assert daemon.stop() == 0
             daemon = start(row_path={"arena": "shared"})

@@ -1,5 +1,6 @@
 """What is granted on the row path, held, and given back: pressure, late and lost acks, ranks, replays, lost workers."""
 
+import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from flexkv_py.wire.messages import Ack, Attach, Attached, Detach, Done, Failed,
 from .conftest import GEOMETRY, DaemonThread, Worker
 from .rows import (
     CHUNKS,
+    SECONDS_MAX,
     SMALL,
     SMALL_BLOCKS,
     attach,
@@ -46,6 +48,9 @@ class Scene:
         """A save for which DRAM has no room while the request holds its frames."""
         other = self.client.keys(tokens(seed, block_count))
         return self.client.save(other, self.worker.pages(0, block_count), self.worker.memory)
+
+    def faults(self) -> list[dict[str, Any]]:
+        return self.daemon.call(self.daemon.parts.faults.recent)
 
     def revoked(self) -> dict[tuple[int, int], int]:
         """What the daemon wants back, once it has said so."""
@@ -86,16 +91,23 @@ def test_a_revoked_frame_keeps_its_bytes_until_it_is_acknowledged(make: Callable
 
 
 def test_a_worker_that_never_acknowledges_loses_its_session(make: Callable[..., Scene]) -> None:
-    """After `ack_s_max` it is told ACK_OVERDUE; its frames stay held until it says itself that it reads no more."""
+    """After `ack_s_max` it is told ACK_OVERDUE; its frames stay held until it says itself that it reads no more.
+
+    The operator is told which process it was.
+    """
     scene = make(ack_s_max=0.2)
     scene.press(2, 16).wait()
     revoked = dict(scene.revoked())
     with pytest.raises(FlexKVError) as lost:
         follow(scene.client, scene.request, scene.table, lambda: False)
     assert lost.value.code in (ErrorCode.ACK_OVERDUE, ErrorCode.DAEMON_LOST)  # the second where it was waiting
+    assert "ack_s_max" in refused(ErrorCode.DAEMON_LOST, scene.client.page_changes).message
     refused(ErrorCode.ACK_OVERDUE, scene.request.pages)
     refused(ErrorCode.ACK_OVERDUE, scene.request.ack, scene.table.version)
     until(lambda: readers(scene.daemon) == 1)
+    [fault] = scene.faults()
+    assert fault["what"] == "session ended: ack_overdue"
+    assert f"pid {os.getpid()}" in fault["detail"]
     scene.client.ping()  # connected anew, and the old mapping is as it was
     held = scene.table.frames | revoked
     scene.press(3, 16).wait(timeout_s=1)
@@ -181,11 +193,17 @@ def test_what_a_step_missed_comes_and_stays(make: Callable[..., Scene]) -> None:
 
 
 def test_rows_nobody_has_are_refused_by_a_word(make: Callable[..., Scene]) -> None:
-    """A step that needs a block which is in no tier is told so, and may recompute."""
+    """A step that needs a block which is in no tier is told so at once, and may recompute."""
     scene = make()
     request = scene.client.attach(8, scene.client.keys(tokens(99, 1)))
+    scene.client.ping()
+    request.pages()
     scene.client.report(absents=struct.pack("<3I", 8, 0, 0))
-    until(lambda: bool(said := scene.client.poll()) and (said[0].request, said[0].outcome) == (8, "lost"))
+    assert scene.client.wait_for_pages(SECONDS_MAX)
+    [said] = scene.client.poll()
+    assert (said.request, said.outcome) == (8, "lost")
+    assert not scene.client.wait_for_pages(0.01)
+    assert [fault["what"] for fault in scene.faults()] == ["replay refused: lost"]
     request.detach()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flexkv_py.client import Client
+from flexkv_py.client import Client, ReplayRefused
 from flexkv_py.client.aio import AsyncClient
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.wire.messages import Detach, Done, MapArena, Segments
@@ -92,7 +92,7 @@ def test_a_thread_that_waits_for_pages_holds_up_no_other(daemon: DaemonThread, c
 
 
 def test_an_asyncio_client_reads_rows_too(daemon: DaemonThread, connect: Callable[..., Client]) -> None:
-    """The same life of a request on a loop: attach, wait, read, ack, report, detach."""
+    """The same life of a request on a loop: attach, wait, read, ack, report, be refused, detach."""
     worker = Worker(connect())
     worker.fill(3)
     save(worker, 3, 4)
@@ -111,10 +111,16 @@ def test_an_asyncio_client_reads_rows_too(daemon: DaemonThread, connect: Callabl
             client.report(struct.pack("<4I", 5, 0, 1, 9))
             await client.ping()
             assert client.page_changes() == []
+            await request.extend(client.keys(tokens(3, 5))[4:])
+            await client.ping()
+            client.page_changes()
+            client.report(absents=struct.pack("<3I", 5, 4, 0))
+            assert await client.wait_for_pages(SECONDS_MAX)
+            assert [type(message) for message in client.poll()] == [ReplayRefused]
             await request.detach()
 
     asyncio.run(scene())
-    assert daemon.call(lambda: dict(daemon.parts.row_path.traffic.messages)) == {"ack": 1, "report": 1}
+    assert daemon.call(lambda: dict(daemon.parts.row_path.traffic.messages)) == {"ack": 1, "report": 2}
 
 
 def test_an_asyncio_request_ends_with_its_connection(daemon: DaemonThread, connect: Callable[..., Client]) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from flexkv_py.client import Client
 from flexkv_py.errors import ErrorCode
 from flexkv_py.wire.messages import MapArena
 from flexkvd import connection
+from flexkvd.control.sessions import SessionFacts
 from tests.leaks import open_files
 
 from .conftest import GEOMETRY, DaemonThread, Worker
@@ -74,6 +76,10 @@ class Pressed:
 
         return self.daemon.call(look)
 
+    def sessions(self) -> list[dict[str, Any]]:
+        """What an operator is told."""
+        return self.daemon.call(lambda: SessionFacts(self.daemon.parts).all())
+
     def revoked(self) -> int:
         return self.daemon.call(lambda: self.daemon.parts.row_path.traffic.pages["revoked"])
 
@@ -95,7 +101,10 @@ def pressed(start: Callable[..., DaemonThread], tmp_path: Path) -> Iterator[Pres
 
 
 def test_frames_of_a_killed_worker_come_back_when_it_is_dead(pressed: Pressed) -> None:
-    """Acks outstanding, the socket closed, the process alive: nothing is reused. Killed: everything is, and counted."""
+    """Acks outstanding, the socket closed, the process alive: nothing is reused. Killed: everything is.
+
+    Whoever asks why DRAM is full is told meanwhile whose process holds it.
+    """
     pressed.press(2)
     until(lambda: pressed.revoked() > 0)
     before = pressed.held()
@@ -106,9 +115,12 @@ def test_frames_of_a_killed_worker_come_back_when_it_is_dead(pressed: Pressed) -
     assert pressed.held() == before
     assert all(content == chunk_of(pressed.worker, *spot) for spot, content in before.items())
     assert readers(pressed.daemon) == 1
+    [who] = [each for each in pressed.sessions() if each["closed"]]
+    assert (who["pid"], who["attached"]) == (pressed.process.pid, 1)
     pressed.process.kill()
     until(lambda: readers(pressed.daemon) == 0)
     assert pressed.held() == {}
+    assert not any(each["closed"] for each in pressed.sessions())
     keys = pressed.client.keys(tokens(9, SMALL_BLOCKS))
     outcomes = pressed.client.save(keys, pressed.worker.pages(0, SMALL_BLOCKS), pressed.worker.memory).wait().outcomes
     assert {outcome.value for outcome in outcomes} == {"stored"}

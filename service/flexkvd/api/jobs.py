@@ -50,6 +50,7 @@ def _add_moves(routes: APIRouter, operator: Operator) -> None:
         """A job that drops copies from a tier, the coldest first; what would be lost is demoted before.
 
         Pinned, leased and read copies stay. Its result: `blocks` dropped, of `bytes`, `kept`, and why (`detail`).
+        Without `keys` copies that are being read or written stand in no order, and are not counted.
         """
         return _said(operator, operator.work.evict(body.tier, _selection(body, body.bytes), body.deadline_s))
 

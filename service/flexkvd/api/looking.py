@@ -54,7 +54,7 @@ def _add_facts(routes: APIRouter, operator: Operator) -> None:
 
     @routes.get("/sessions", summary="Connected clients", response_model=shapes.Sessions, responses=failures())
     async def sessions() -> dict[str, Any]:
-        """Everybody who said hello, and sessions that are gone but whose last copies still run."""
+        """Everybody who said hello; also who is gone, while its last copies run or its process may read rows."""
         return {"sessions": operator.sessions.all()}
 
     @routes.get(
@@ -79,7 +79,7 @@ def _add_history(routes: APIRouter, operator: Operator) -> None:
 
     @routes.get("/faults", summary="What went wrong lately", response_model=shapes.Faults, responses=failures())
     async def faults(limit: FaultLimit = 100) -> dict[str, Any]:
-        """Failed transfers, tiers that went down, coded errors of requests; the newest first, of a kind together."""
+        """Failed transfers, tiers that went down, coded errors, sessions ended; newest first, of a kind together."""
         return {"faults": operator.faults.recent(limit)}
 
     stream: dict[int | str, dict[str, Any]] = {

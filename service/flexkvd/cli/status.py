@@ -191,7 +191,8 @@ def view_sessions(answer: Answer) -> Iterator[RenderableType]:
 def view_session(session: Answer) -> Iterator[RenderableType]:
     """Of one session."""
     names = ("session", "role", "tenant", "shard", "client", "instance", "pid")
-    state = "gone, its last copies still run" if session["closed"] else "connected"
+    still = "its process may still read what is attached" if session["attached"] else "its last copies still run"
+    state = f"gone, {still}" if session["closed"] else "connected"
     yield output.facts([*((name, f"{session[name]}") for name in names), ("age", words.span(session["age_s"]))])
     yield state
     for name, columns in (

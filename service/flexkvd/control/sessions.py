@@ -18,12 +18,11 @@ class SessionFacts:
         self._parts = parts
 
     def all(self) -> list[dict[str, Any]]:
-        sessions = self._parts.sessions.by_number.values()
-        return [{**self._facts(session), **self._counts(session)} for session in sessions]
+        return [{**self._facts(session), **self._counts(session)} for _, session in sorted(self._known().items())]
 
     def one(self, number: int) -> dict[str, Any]:
         """Raises FlexKVError(NOT_FOUND)."""
-        session = self._parts.sessions.by_number.get(number)
+        session = self._known().get(number)
         if session is None:
             raise FlexKVError(
                 ErrorCode.NOT_FOUND, f"there is no session {number}, or no more: /v1/sessions lists those there are"
@@ -39,6 +38,11 @@ class SessionFacts:
             "tickets": [self._ticket(each) for each in session.tickets.values() if not each.settled],
             "attached": [{"request": request, "blocks": blocks} for request, blocks in attached.items()],
         }
+
+    def _known(self) -> dict[int, Session]:
+        """By number: also those that are gone, and whose process may still read what they were granted."""
+        readers = self._parts.row_path.readers
+        return {**self._parts.sessions.by_number, **{number: reader.session for number, reader in readers.items()}}
 
     def _facts(self, session: Session) -> dict[str, Any]:
         hello = session.hello

@@ -7,13 +7,17 @@ falls and REFUSED is counted), so that no wrong row is ever named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from numbers import Integral
 
 import torch
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.shape import GroupShape
 from flexkv_tiers.hbm.tables import EMPTY, UNMANAGED
+
+REQUEST_MAX = (1 << 32) - 1
+"""Requests are told to the daemon as u32."""
 
 
 def check_step(
@@ -42,6 +46,40 @@ def check_attached(request: int, attached: Sequence[int]) -> None:
     if request not in attached:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT, f"request {request} is not attached: attach it before its pages change"
+        )
+
+
+def check_request(request: int, tokens: int, cached_blocks: int) -> None:
+    """Refuse what is no request before it has room."""
+    if not all(isinstance(number, Integral) for number in (request, tokens, cached_blocks)):
+        raise _refuse(
+            f"request {request!r} of {tokens!r} tokens, {cached_blocks!r} blocks of it cached: give whole numbers"
+        )
+    if not 0 <= request <= REQUEST_MAX:
+        raise _refuse(f"request {request}: number requests from 0 to {REQUEST_MAX}")
+
+
+def check_accepted(accepted: Sequence[int], oks: Sequence[bool], own: Sequence[bool], queries: int) -> None:
+    """Refuse the end of a step: `own` says which requests of the batch were ok, `oks` what all ranks agree on."""
+    counts = [count for count in accepted if isinstance(count, Integral) and 0 <= count <= queries]
+    if not len(counts) == len(accepted) == len(oks) == len(own):
+        raise _refuse(f"accepted tokens per request of the batch: {len(own)} numbers from 0 to {queries}")
+    if any(ok and not mine for ok, mine in zip(oks, own, strict=True)):
+        raise _refuse("a request is said to be ok that was not ok here: agree on `oks` with all ranks (`agree_oks`)")
+
+
+def check_save_ended(request: int, block: int, saving: Collection[int]) -> None:
+    """Refuse the end of a save that does not run."""
+    if block not in saving:
+        raise _refuse(f"no save of block {block} of request {request} runs: say the end of each once")
+
+
+def check_load_ended(request: int, blocks: Collection[int], loading: Collection[int]) -> None:
+    """Refuse the end of a load in parts: steps would read pages that are still being written."""
+    if set(blocks) != set(loading):
+        raise _refuse(
+            f"of request {request} {len(loading)} blocks are being loaded, and others are said to be, or not all: "
+            "wait for all that `loading` named, and say their end once"
         )
 
 

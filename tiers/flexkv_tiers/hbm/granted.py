@@ -48,19 +48,19 @@ class GrantedPages:
         """Newest version received, in effect or not."""
         return self._held[-1].version if self._held else self.version
 
-    def receive(self, change: PagesChange) -> None:
-        """Hold a version back until `switch`.
+    def receive(self, change: PagesChange, frame_count: int) -> None:
+        """Hold a version back until `switch`; the arena has `frame_count` frame numbers.
 
-        Raises FlexKVError(BAD_MESSAGE) for a version that cannot follow, or names what the request has not.
+        Raises FlexKVError(BAD_MESSAGE) for a version that cannot follow, or names what request or arena have not.
         """
-        if change.version <= self.received:
+        if change.version != self.received + 1:  # with one lost, a row might be read that was revoked
             raise self._refuse(f"version {change.version} of its pages came after {self.received}")
         if len(self._held) == VERSIONS_HELD_MAX:
             raise self._refuse(f"{VERSIONS_HELD_MAX} versions of its pages wait to take effect: step, or detach it")
         for block, chunk, frame in change.granted:
             self._check(block, chunk)
-            if frame < 0:
-                raise self._refuse(f"frame {frame} was granted for block {block}: frames count from 0")
+            if not 0 <= frame < frame_count:
+                raise self._refuse(f"frame {frame} was granted for block {block}, the arena has 0 to {frame_count - 1}")
         for block, chunk in change.revoked:
             self._check(block, chunk)
         self._held.append(change)

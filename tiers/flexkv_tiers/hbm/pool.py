@@ -235,6 +235,10 @@ class HotPool:
         """The copy ended, whatever became of the request."""
         self.pages.copy_ended(self._copies.pop((request, block, use)))
 
+    def copying(self, request: int, use: Use) -> set[int]:
+        """Blocks of the request, which may be gone, whose pages such a copy uses."""
+        return {block for owner, block, of in self._copies if (owner, of) == (request, use)}
+
     def is_fenced(self, request: int) -> bool:
         """True while a copy still uses a page of this request, which may itself be gone."""
         return any(owner == request for owner, _, _ in self._copies)

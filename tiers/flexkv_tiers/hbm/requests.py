@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_tiers.hbm.checks import check_attached
+from flexkv_tiers.hbm.checks import check_attached, check_load_ended, check_request, check_save_ended
 from flexkv_tiers.hbm.granted import GrantedPages, PagesChange
 from flexkv_tiers.hbm.newest import NewestBlocks, SaveOutcome
 from flexkv_tiers.hbm.pool import Admission, Change, HotPool, PoolLimits, Stage, Use
@@ -65,6 +66,7 @@ class Requests:
         self._tokens_per_block = next(iter(tables.groups.values())).shape.tokens_per_block
         self._attached: dict[int, Attached] = {}
         self._batch: list[int] | None = None  # requests of the step under way, in batch order; None between steps
+        self._counted: set[int] = set()  # whose selections the heat report under way has, in the life they have now
         self._replayed: list[int] = []  # of attached requests, those whose replay succeeded and was not told yet
         self._acks: deque[tuple[int, int, Callable[[], bool]]] = deque()
 
@@ -76,6 +78,7 @@ class Requests:
         nothing was taken. Raises FlexKVError(BAD_ARGUMENT, LIMIT_EXCEEDED) for what can never be.
         """
         self._check_between_steps()
+        check_request(request, tokens, cached_blocks)
         blocks = -(-tokens // self._tokens_per_block)
         admission, changes = self.pool.admit(request, blocks, cached_blocks)
         if admission is not Admission.WAIT:
@@ -117,12 +120,14 @@ class Requests:
         return {block: room.pages[block] for block in room.loading}
 
     def load_ended(self, request: int, blocks: Iterable[int], *, whole: bool) -> None:
-        """Nothing writes to these blocks' pages any more; `whole`: their rows are all there.
+        """Nothing writes to these blocks' pages any more, all that were `loading`; `whole`: their rows are all there.
 
         Without them the engine computes the rows itself, or detaches; a request that was being widened stays hot.
-        To be told for a detached request, too.
+        To be told for a detached request, too. Raises FlexKVError(BAD_ARGUMENT) for other blocks than those.
         """
         self._check_between_steps()
+        blocks = list(blocks)
+        check_load_ended(request, blocks, self.pool.copying(request, Use.LOAD))
         self._write(self.pool.load_ended(request, blocks, whole=whole))
         attached = self._attached.get(request)
         if attached is not None and whole and attached.replays.state is StepState.GIVEN_UP:
@@ -163,6 +168,7 @@ class Requests:
         self.tables.close(row)
         del self._attached[request]
         self._replayed = [each for each in self._replayed if each != request]
+        self._forget_life(request)
         return orders
 
     def take_saves(self) -> list[SaveOrder]:
@@ -173,7 +179,8 @@ class Requests:
         return orders
 
     def save_ended(self, request: int, block: int, outcome: SaveOutcome) -> None:
-        """The save reads the page no more. To be told for a detached request, too."""
+        """The save reads the page no more. To be told for a detached request, too. Raises FlexKVError(BAD_ARGUMENT)."""
+        check_save_ended(request, block, self.pool.copying(request, Use.SAVE))
         self.pool.copy_ended(request, block, Use.SAVE)
         if request in self._attached:
             self._attached[request].newest.ended(block, outcome)
@@ -184,7 +191,7 @@ class Requests:
         Raises FlexKVError(BAD_ARGUMENT) for a request that is not attached, BAD_MESSAGE for pages it cannot have.
         """
         check_attached(change.request, list(self._attached))
-        self._attached[change.request].granted.receive(change)
+        self._attached[change.request].granted.receive(change, self.tables.requests.segments.frame_count)
 
     def joined(self, request: int, version: int) -> None:
         """The daemon has attached the request to a table of this version, which other ranks may have brought on."""
@@ -199,6 +206,21 @@ class Requests:
         attached = self._of(request)
         self._put_into_effect(attached, PagesChange(request, 0, (), tuple(attached.granted.disown())))
         attached.replays.ask_again()
+        self.tables.heat[:, self._row(request)] = 0  # of blocks that may never be attached to the next daemon
+        self._forget_life(request)
+
+    def map_arena(self, segments: Sequence[memoryview | bytearray | mmap], segment_bytes: int) -> None:
+        """Read the frames of this daemon, whose arena is mapped in these segments (host memory).
+
+        Raises FlexKVError(BAD_ARGUMENT) while a request is granted frames of another arena.
+        """
+        self._check_nothing_granted()
+        self.tables.requests.segments.map(segments, segment_bytes)
+
+    def point_arena(self, addresses: Sequence[int], segment_bytes: int) -> None:
+        """The same for a device, which sees the segments at these addresses."""
+        self._check_nothing_granted()
+        self.tables.requests.segments.point(addresses, segment_bytes)
 
     def received(self, requests: Sequence[int]) -> list[int]:
         """Newest version received per request: what `agree_versions` is told."""
@@ -250,10 +272,11 @@ class Requests:
     def take_heat(self) -> list[tuple[int, HeatEntry]]:
         """(request, entry) of the report that has landed; starts the next. Call every `report_steps` steps."""
         self._check_between_steps()
-        owner = {room.row: request for request, room in self.pool.rooms.items()}
-        entries = [(owner[entry.row], entry) for entry in self.reports.take() if entry.row in owner]
+        counted = {self._row(request): request for request in self._counted if request in self._attached}
+        entries = [(counted[entry.row], entry) for entry in self.reports.take() if entry.row in counted]
         if not self.reports.is_under_way:
             self.reports.start()
+            self._counted = set(self._attached)
         return entries
 
     def warm(self, request: int, group: int, ids: Sequence[int]) -> int:
@@ -263,7 +286,7 @@ class Requests:
         """
         self._check_between_steps()
         attached, room = self._of(request), self.pool.rooms[request]
-        shape = self.tables.groups[group].shape
+        shape = self.tables.group_of(group).shape
         there = [
             number
             for number in ids
@@ -324,6 +347,20 @@ class Requests:
             else:  # granted meanwhile: someone else has saved the same block
                 self._attached[request].newest.ended(block, SaveOutcome.STORED)
         return orders
+
+    def _forget_life(self, request: int) -> None:
+        """Nothing of it is told of the next life of this number: versions and heat would be taken for that one's."""
+        self._counted.discard(request)
+        self._acks = deque(each for each in self._acks if each[0] != request)
+
+    def _check_nothing_granted(self) -> None:
+        self._check_between_steps()
+        for request, attached in self._attached.items():
+            if attached.granted.received:
+                raise FlexKVError(
+                    ErrorCode.BAD_ARGUMENT,
+                    f"request {request} reads frames of another arena, and all requests read of one: disown it first",
+                )
 
     def _of(self, request: int) -> Attached:
         if request not in self._attached:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry
@@ -206,8 +207,9 @@ def _check(shape: GroupShape) -> None:
         )
     straddling = -(-(queries - 1) // shape.tokens_per_id) + 1  # ids that the tokens of one step may lie in
     _in_range("newest", shape.newest, straddling, NEWEST_MAX)
-    if not shape.planes:
-        raise _refuse("no plane moves by rows: name at least one")
+    names = [plane.name for plane in shape.planes]
+    if not names or len(set(names)) != len(names):
+        raise _refuse(f"planes {names} move by rows: name at least one, and each once")
     for plane in shape.planes:
         if plane.row_bytes < 1 or plane.row_bytes % ROW_ALIGN_BYTES or plane.rows_per_id < 1:
             raise _refuse(
@@ -222,7 +224,7 @@ def _check(shape: GroupShape) -> None:
 
 
 def _in_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
+    if not isinstance(value, Integral) or not least <= value <= most:
         raise _refuse(f"{name} is {value}: use {least} to {most}")
 
 

@@ -48,9 +48,11 @@ class StepTables:
     ) -> None:
         """Allocate everything; nothing is allocated later. `row_steps` are by default the device's own.
 
-        Raises FlexKVError(BAD_ARGUMENT) for unlike shapes.
+        Raises FlexKVError(BAD_ARGUMENT) for unlike shapes, and for memory that rows cannot be copied to.
         """
         _check_shapes(shapes)
+        if not isinstance(page_count, int) or page_count < 0:
+            raise _refuse(f"{page_count!r} HBM pages: give a number, as `budget.page_count` computes it")
         self._row_steps = row_steps or _steps_of(device, shapes)
         self.limits: TableLimits = shapes[0].limits
         self.requests = RequestTables(self.limits, max(shape.picks for shape in shapes), device)
@@ -176,13 +178,26 @@ class StepTables:
 
         `plane` counts among the planes of the layer's group that move by rows.
         """
-        group = self.groups[self._group_of[layer]]
+        group = self.groups[self.group_with(layer)]
         return group.all_rows[plane][group.shape.layers.index(layer)]
+
+    def group_of(self, group: int) -> GroupTables:
+        """The tables of a layer group. Raises FlexKVError(BAD_ARGUMENT)."""
+        if group not in self.groups:
+            raise _refuse(f"layer group {group} does not move by rows: name one of {sorted(self.groups)}")
+        return self.groups[group]
+
+    def group_with(self, layer: int) -> int:
+        """The layer group that has this layer. Raises FlexKVError(BAD_ARGUMENT)."""
+        if layer not in self._group_of:
+            raise _refuse(f"layer {layer} does not move by rows: name one of {sorted(self._group_of)}")
+        return self._group_of[layer]
 
     def check_step(self, group: int, topk: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Raises FlexKVError before anything is planned; while a graph is captured the batch is empty."""
-        if group not in self.groups:
-            raise _refuse(f"layer group {group} does not move by rows: plan one of {sorted(self.groups)}")
+        self.group_of(group)
+        if not isinstance(topk, Tensor):
+            raise _refuse(f"the selection is a {type(topk).__name__}: give a tensor")
         if topk.device != self._slots[group].device:
             raise _refuse(f"the selection is on {topk.device}: leave it on {self._device}")
         check_step(self.groups[group].shape, topk, rows, lengths)

@@ -7,6 +7,8 @@ contents in a step, `steps` between them. docs/row-path.md says what each tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import gcd
+from mmap import mmap
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +26,8 @@ UNMANAGED = torch.iinfo(torch.int32).max
 
 HITS, MISSES, ABSENTS, REFUSED = range(COUNTERS)
 SEGMENTS_MAX = 4096
+STORE_BYTES_MAX = 16
+"""Rows are stored by so many bytes at once, where their length is a multiple."""
 
 Allocate = Callable[[tuple[int, int]], torch.Tensor]
 """Makes the uint8 tensor [slots, slot_bytes] of one layer and plane: in memory a daemon can open, if it is to."""
@@ -39,10 +43,12 @@ class Segments:
     def __init__(self, device: torch.device) -> None:
         self.bases = torch.zeros(SEGMENTS_MAX, dtype=torch.int64, device=device)
         self.units = torch.ones(1, dtype=torch.int32, device=device)
+        self.frame_count = 0
+        """Frame numbers of all segments together; 0 while there is no arena."""
         self.views: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         """The same segments as 8-byte words, for the reference; empty where only a device reads them."""
 
-    def map(self, buffers: Sequence[memoryview | bytearray | np.ndarray], segment_bytes: int) -> None:
+    def map(self, buffers: Sequence[memoryview | bytearray | mmap | np.ndarray], segment_bytes: int) -> None:
         """Use these mapped segments; they may be read-only and must stay mapped. Host memory only."""
         self.views = [np.frombuffer(buffer, dtype=np.int64, count=segment_bytes // 8) for buffer in buffers]
         self.point([view.ctypes.data for view in self.views], segment_bytes)
@@ -56,6 +62,7 @@ class Segments:
             )
         self.bases[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
         self.units.fill_(segment_bytes // ALIGN_BYTES)
+        self.frame_count = len(addresses) * (segment_bytes // ALIGN_BYTES)
 
 
 class RequestTables:
@@ -144,7 +151,10 @@ class GroupTables:
         hot = requests * shape.width
         slots = hot + page_count * shape.ids_per_block
         make = allocate or (lambda size: torch.zeros(size, dtype=torch.uint8, device=device))
-        self.all_rows = tuple(tuple(make((slots, plane.slot_bytes)) for _ in shape.layers) for plane in shape.planes)
+        self.all_rows = tuple(
+            tuple(_checked(make((slots, plane.slot_bytes)), slots, plane.slot_bytes) for _ in shape.layers)
+            for plane in shape.planes
+        )
         self.rows = tuple(
             tuple(rows[:hot].view(requests, shape.width, -1) for rows in layers) for layers in self.all_rows
         )
@@ -184,6 +194,21 @@ class RowSteps(Protocol):
     def commit(self, requests: RequestTables) -> None:
         """After verification: each request that is ok is `accepted` tokens longer. Once per step, for all groups."""
         ...
+
+
+def _checked(rows: torch.Tensor, slots: int, slot_bytes: int) -> torch.Tensor:
+    """Refuse memory of an embedder's that rows cannot be copied to."""
+    made, align = (
+        rows.dtype is torch.uint8 and tuple(rows.shape) == (slots, slot_bytes),
+        gcd(slot_bytes, STORE_BYTES_MAX),
+    )
+    if not made or not rows.is_contiguous() or rows.data_ptr() % align:
+        raise FlexKVError(
+            ErrorCode.BAD_ARGUMENT,
+            f"`allocate` made {rows.dtype} {list(rows.shape)} at {rows.data_ptr():#x}: make contiguous uint8 "
+            f"[{slots}, {slot_bytes}] that begins on {align} bytes",
+        )
+    return rows
 
 
 def _full(size: tuple[int, ...], value: int, device: torch.device) -> torch.Tensor:

@@ -14,6 +14,7 @@ from enum import Enum
 from torch import Tensor
 
 from flexkv_py.errors import ErrorCode, FlexKVError
+from flexkv_tiers.hbm.checks import check_accepted
 from flexkv_tiers.hbm.graph import StepGraphs
 from flexkv_tiers.hbm.pool import Stage
 from flexkv_tiers.hbm.replay import REPLAYS_MAX, StepState, Verdict
@@ -39,6 +40,7 @@ class RowPath(Requests):
     def __init__(self, tables: StepTables, page_count: int, chunk_count: int, replays_max: int = REPLAYS_MAX) -> None:
         super().__init__(tables, page_count, chunk_count, replays_max)
         self._collected: list[RowRun] | None = None
+        self._planned: set[int] = set()  # groups of the step under way
         self._capturing = False
 
     def ready(self, wanted: Sequence[int]) -> list[bool]:
@@ -71,23 +73,31 @@ class RowPath(Requests):
         Raises FlexKVError(BAD_ARGUMENT, LIMIT_EXCEEDED) for what `checks` refuses, before anything is planned.
         """
         batch = [] if self._capturing else self._of_step()
+        if group in self._planned and not self._capturing:
+            raise _refuse(f"layer group {group} is planned already: all its layers read by one selection")
         lengths = [self._attached[request].newest.length for request in batch]
         self.tables.check_step(group, topk, [self._row(request) for request in batch], lengths)
+        self._planned.add(group)
         return self.tables.plan(group, topk)
 
     def newest_slots(self, group: int) -> Tensor:
         """Where this step's own tokens write their rows: int32 [batch_max, Q], -1 where there is nothing to write."""
+        self.tables.group_of(group)
         return self.tables.newest_slots(group)
 
     def wait(self, layer: int) -> None:
-        """What is enqueued from here on finds the rows of `layer` in their slots."""
+        """What is enqueued from here on finds the rows of `layer` in their slots: those that its group has planned."""
+        if self.tables.group_with(layer) not in self._planned:
+            raise _refuse(f"nothing is planned for layer {layer} in this step: plan its layer group first")
         self.tables.copies.wait(layer)
 
     def collect(self) -> list[RowRun]:
         """How the step went, per request of the batch. On a device this waits for the step."""
-        assert self._collected is None
+        rows = [self._row(request) for request in self._of_step()]
+        if self._collected is not None:
+            raise _refuse("the step is collected already: commit it")
         self.tables.copies.join()
-        self._collected = self.tables.runs([self._row(request) for request in self._of_step()])
+        self._collected = self.tables.runs(rows)
         return self._collected
 
     def commit(self, accepted: Sequence[int], oks: Sequence[bool] | None = None) -> list[Outcome]:
@@ -96,12 +106,14 @@ class RowPath(Requests):
         `oks` are those that all ranks agree on (`agree_oks`), by default this rank's own.
         """
         batch, runs = self._of_step(), self._collected
-        assert runs is not None, "commit follows collect"
-        oks = [run.ok for run in runs] if oks is None else oks
-        self._check_accepted(accepted, oks, runs)
+        if runs is None:
+            raise _refuse("the step is not collected yet: collect it before it is committed")
+        own = [run.ok for run in runs]
+        oks = own if oks is None else oks
+        check_accepted(accepted, oks, own, self.tables.limits.queries)
         kept = [count if ok else 0 for count, ok in zip(accepted, oks, strict=True)]
         self.tables.commit(kept)
-        self._batch = self._collected = None
+        self._end()
         return [self._end_step(*each) for each in zip(batch, runs, oks, kept, strict=True)]
 
     def abort(self) -> None:
@@ -110,7 +122,7 @@ class RowPath(Requests):
             self.tables.forget_resident(self._row(request))
             self._attached[request].failed = True
         self.tables.end()
-        self._batch = self._collected = None
+        self._end()
 
     def refuse(self, request: int) -> Outcome | None:
         """The daemon will not bring in what the request's failed step asked for. Returns what to do instead.
@@ -132,7 +144,11 @@ class RowPath(Requests):
         try:
             return StepGraphs(step, sizes, self.tables.copies)
         finally:
-            self._capturing = False
+            self._capturing, self._planned = False, set()
+
+    def _end(self) -> None:
+        self._batch = self._collected = None
+        self._planned = set()
 
     def _prepare(self, request: int) -> bool:
         attached, room = self._attached[request], self.pool.rooms[request]
@@ -174,7 +190,7 @@ class RowPath(Requests):
 
     def _of_step(self) -> list[int]:
         if self._batch is None:
-            raise FlexKVError(ErrorCode.BAD_ARGUMENT, "no step is under way: begin one")
+            raise _refuse("no step is under way: begin one")
         return self._batch
 
     def _check_batch(self, wanted: Sequence[int]) -> None:
@@ -184,15 +200,10 @@ class RowPath(Requests):
                 ErrorCode.LIMIT_EXCEEDED, f"a batch of {len(wanted)} requests, the tables have {most} rows: split it"
             )
         if len(set(wanted)) != len(wanted):
-            raise FlexKVError(ErrorCode.BAD_ARGUMENT, "a request is twice in the batch: name each once")
+            raise _refuse("a request is twice in the batch: name each once")
         for request in wanted:
             self._of(request)
 
-    def _check_accepted(self, accepted: Sequence[int], oks: Sequence[bool], runs: Sequence[RowRun]) -> None:
-        most = self.tables.limits.queries
-        if not len(accepted) == len(oks) == len(runs) or not all(0 <= count <= most for count in accepted):
-            raise FlexKVError(
-                ErrorCode.BAD_ARGUMENT,
-                f"accepted tokens per request of the batch: {len(runs)} numbers from 0 to {most}",
-            )
-        assert not any(ok and not run.ok for ok, run in zip(oks, runs, strict=True)), "ranks agreed on what one denies"
+
+def _refuse(why: str) -> FlexKVError:
+    return FlexKVError(ErrorCode.BAD_ARGUMENT, why)

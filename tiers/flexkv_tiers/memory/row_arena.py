@@ -7,6 +7,7 @@ to the row path alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -16,14 +17,14 @@ from flexkv_tiers.cuda.driver import CudaDriver
 from flexkv_tiers.memory.cuda import MappedArena
 
 
-class SegmentTable(Protocol):
-    """Where kernels look segments up: `hbm.tables.Segments`."""
+class ArenaReader(Protocol):
+    """Whose requests read the arena: `hbm.worker.RowPath`. Both raise where a request still reads another one."""
 
-    def map(self, buffers: Sequence[memoryview], segment_bytes: int) -> None:
+    def map_arena(self, segments: Sequence[memoryview], segment_bytes: int) -> None:
         """Use these, which the host reads."""
         ...
 
-    def point(self, addresses: Sequence[int], segment_bytes: int) -> None:
+    def point_arena(self, addresses: Sequence[int], segment_bytes: int) -> None:
         """Use segments at these addresses of the device."""
         ...
 
@@ -31,7 +32,7 @@ class SegmentTable(Protocol):
 class RowArena:
     """One worker's way to the arena, for one device: its UUID, or none for the CPU.
 
-    `row_arena.open(client.map_arena(writable=row_arena.writable), row_path.tables.requests.segments)`
+    `row_arena.open(client.map_arena(writable=row_arena.writable), row_path)`
     """
 
     def __init__(self, device: str = "", driver: Driver | None = None) -> None:
@@ -46,20 +47,24 @@ class RowArena:
         """How it must be mapped. A daemon whose arena is not `shared` refuses that, and names the cures."""
         return self._device is not None and not self._device.read_only_supported
 
-    def open(self, arena: ArenaMap, segments: SegmentTable) -> None:
-        """From now on kernels find this arena, and no more the one opened before: no request may read that any more.
+    def open(self, arena: ArenaMap, reader: ArenaReader) -> None:
+        """From now on `reader` reads this arena, and no more the one opened before.
 
-        Raises FlexKVError: UNSUPPORTED for a mapping that the device cannot pin, BAD_CONFIG where it can be pinned no
-        more; both name their cure.
+        Raises FlexKVError, and changes nothing: BAD_ARGUMENT while requests read another arena; UNSUPPORTED for a
+        mapping that the device cannot pin, BAD_CONFIG where it can be pinned no more. All name their cure.
         """
-        self.close()
         views = [memoryview(segment) for segment in arena.segments]
-        if self._driver is None or self._device is None:
-            segments.map(views, arena.segment_bytes)
-        else:
-            self._pinned = MappedArena(self._driver, self._device, views, shared=arena.writable)
-            segments.point(self._pinned.addresses, arena.segment_bytes)
-        self._arena = arena  # what is pinned must stay mapped
+        with ExitStack() as undone:
+            pinned = None
+            if self._driver is None or self._device is None:
+                reader.map_arena(views, arena.segment_bytes)
+            else:
+                pinned = MappedArena(self._driver, self._device, views, shared=arena.writable)
+                undone.callback(pinned.close)
+                reader.point_arena(pinned.addresses, arena.segment_bytes)
+            undone.pop_all()
+        self.close()
+        self._pinned, self._arena = pinned, arena  # what is pinned must stay mapped
 
     def close(self) -> None:
         """Un-pin; no kernel may read it any more. Idempotent."""

@@ -100,7 +100,7 @@ class SessionFacts(Shape):
     shard: int = said(0, "Its part of a model.")
     pid: int = said(4711, "Its process; 0 when unknown.")
     age_s: float = said(12.5, "Seconds since it said hello.")
-    closed: bool = said(False, "Gone, and only its last copies still run.")
+    closed: bool = said(False, "Gone, but its last copies run, or its process may read what it has attached.")
 
 
 class Session(SessionFacts):
