@@ -178,7 +178,7 @@ class Daemon:
                 stack.callback(file.close)
                 listener = file.socket
             module = await asyncio.to_thread(importlib.import_module, "flexkvd.api.server")
-            app = module.make_app(self.operator, tokens, self.operator.limits, table.host)
+            app = await asyncio.to_thread(module.make_app, self.operator, tokens, self.operator.limits, table.host)
             server = module.ApiServer(app, table)
             log.info("serves the REST API on %s", f"{table.host}:{table.port}" if table.host else table.socket)
             await server.run_on(listener, self.operator.feed.close)
