@@ -19,7 +19,7 @@ from demo.hbm import HotMemory
 from demo.rows_link import RowsLink
 from demo.shape import CHUNK_TOKENS
 from flexkv_py.keys import BlockKey
-from flexkv_tiers.hbm.pool import Admission
+from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.worker import Outcome, RowPath
 
 _WAIT_S = 0.5

@@ -11,7 +11,7 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.budget import hot_bytes, page_bytes, page_count, table_bytes
 from flexkv_tiers.hbm.granted import VERSIONS_HELD_MAX, PagesChange
 from flexkv_tiers.hbm.graph import padded_size
-from flexkv_tiers.hbm.pool import Admission
+from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.shape import TableLimits
 from flexkv_tiers.hbm.steps import StepTables
 from flexkv_tiers.hbm.worker import Outcome

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.pool import Admission, Stage
+from flexkv_tiers.hbm.rooms import Admission, Stage
 from flexkv_tiers.hbm.replay import StepState
 from tests.hbm.decoder import BLOCK_TOKENS, Decoder, select_some
 
