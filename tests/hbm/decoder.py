@@ -15,8 +15,8 @@ import torch
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_tiers.hbm.graph import HostCopies
 from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.requests import SaveOrder
+from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 from flexkv_tiers.hbm.steps import RowRun, StepTables
 from flexkv_tiers.hbm.tables import EMPTY, RowSteps

@@ -232,9 +232,19 @@ def act(pool, chance, copies, loads):
     if not pool.rooms:
         return
     request = chance.choice(list(pool.rooms))
+    choice = chance.randrange(8)
+    if choice == 7:
+        wider, _ = pool.steer({owner: chance.randrange(200) for owner in pool.rooms})
+        if wider is not None:
+            loads.append((wider, pool.rooms[wider].loading))
+    else:
+        act_on(pool, chance, copies, loads, request, choice)
+
+
+def act_on(pool, chance, copies, loads, request, choice):
+    """One thing that may happen to this request."""
     room = pool.rooms[request]
     block = chance.randrange(room.blocks)
-    choice = chance.randrange(8)
     if choice == 0 and room.blocks < BLOCKS:
         pool.grow(request, room.blocks + 1)
     elif choice in {1, 2}:
@@ -252,7 +262,3 @@ def act(pool, chance, copies, loads):
             loads.append((request, room.loading))
     elif choice == 6 and chance.random() < 0.5:
         pool.remove(request)
-    elif choice == 7:
-        wider, _ = pool.steer({owner: chance.randrange(200) for owner in pool.rooms})
-        if wider is not None:
-            loads.append((wider, pool.rooms[wider].loading))

@@ -12,8 +12,8 @@ from collections import Counter
 import pytest
 
 from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.rooms import Admission, Stage
 from flexkv_tiers.hbm.replay import StepState
+from flexkv_tiers.hbm.rooms import Admission, Stage
 from tests.hbm.decoder import BLOCK_TOKENS, Decoder, select_some
 
 TEXTS = 5

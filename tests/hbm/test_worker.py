@@ -7,8 +7,8 @@ import random
 import pytest
 
 from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.rooms import Admission, Stage
 from flexkv_tiers.hbm.replay import agree_oks, agree_versions
+from flexkv_tiers.hbm.rooms import Admission, Stage
 from flexkv_tiers.hbm.worker import Outcome
 from tests.hbm.decoder import BLOCK_TOKENS, Decoder, select_some
 from tests.hbm.store import Store

@@ -1,9 +1,9 @@
 """Which request has which room in HBM: rows of the tables, HBM pages, and who gives pages up under pressure.
 
-A request has one row of the tables from admission to its end. While it is RESIDENT all its rows lie in HBM pages, it has
-no hot buffer, and nothing is copied. When pages run short the request that would free the most goes HOT between two
-steps: blocks that DRAM frames cover leave their pages, some of which become its hot buffer, so going hot never fails for
-want of room; their rows are fetched into it as they are selected. The blocks being written, and those not covered
+A request has one row of the tables from admission to its end. While it is RESIDENT all its rows lie in HBM pages, it
+has no hot buffer, and nothing is copied. When pages run short the request that would free the most goes HOT between two
+steps: blocks that DRAM frames cover leave their pages, some of which become its hot buffer, so going hot never fails
+for want of room; their rows are fetched into it as they are selected. The blocks being written, and those not covered
 yet, stay in pages. Pure: `requests` writes the tables, `pressure` and `sizes` choose.
 """
 
@@ -21,7 +21,7 @@ GROWTH_PAGES = 1
 """Free pages kept back per admitted request, so that each can begin its next block whatever the others do."""
 
 LENDING_SPARE_PAGES = 2
-"""Free pages per admitted request that larger hot buffers leave: else the next blocks would send someone hot at once."""
+"""Free pages per admitted request that larger hot buffers leave: else the next blocks would soon send someone hot."""
 
 WIDEN_SPARE_PAGES = 4
 """The same for widening, which costs a load of the whole request, and a loss if it goes hot again soon."""

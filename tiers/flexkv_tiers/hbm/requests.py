@@ -16,9 +16,9 @@ from flexkv_tiers.hbm.checks import check_attached
 from flexkv_tiers.hbm.granted import GrantedPages, PagesChange
 from flexkv_tiers.hbm.newest import NewestBlocks, SaveOutcome
 from flexkv_tiers.hbm.pool import HotPool
-from flexkv_tiers.hbm.rooms import Admission, Change, PoolLimits, Stage, Use
 from flexkv_tiers.hbm.replay import REPLAYS_MAX, Part, Replays, StepState
 from flexkv_tiers.hbm.reports import HeatEntry, HeatReports
+from flexkv_tiers.hbm.rooms import Admission, Change, PoolLimits, Stage, Use
 from flexkv_tiers.hbm.steps import StepTables
 
 

@@ -17,10 +17,10 @@ QUANTA = 16
 """Steps from the smallest to the largest buffer, about: what one decision gives or takes."""
 
 GAIN_MIN = 1.5
-"""Pages leave a request only for one that misses so many times as much per page, after the move: else sizes would swing."""
+"""Pages go only to who would still miss so many times as much per page after the move: else sizes would swing."""
 
 GAIN_ROWS_MIN = 8
-"""And that misses so many more rows per page: next to nothing is no reason, however many times nothing it is."""
+"""And so many more rows per page: next to nothing is no reason, however many times nothing it is."""
 
 HELD_DECISIONS = 32
 """For so many decisions a request gives nothing after a move from it was undone."""

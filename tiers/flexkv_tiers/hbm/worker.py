@@ -15,9 +15,9 @@ from torch import Tensor
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.graph import StepGraphs
-from flexkv_tiers.hbm.rooms import Stage
 from flexkv_tiers.hbm.replay import REPLAYS_MAX, StepState, Verdict
 from flexkv_tiers.hbm.requests import Attached, Requests
+from flexkv_tiers.hbm.rooms import Stage
 from flexkv_tiers.hbm.steps import RowRun, StepTables
 
 
