@@ -67,7 +67,7 @@ class Turnover:
             if chance.random() < 0.4:
                 self._change_pages(request)
         if chance.random() < 0.2:
-            self.seen["widening"] += decoder.widen() is not None
+            self.seen["widening"] += decoder.steer() is not None
         if chance.random() < 0.7:
             decoder.acknowledge()
         if chance.random() < 0.05:

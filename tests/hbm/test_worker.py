@@ -285,12 +285,12 @@ def test_the_request_that_misses_most_becomes_resident(decoder):
     decoder.start_hot(2, text=2, tokens=40)
     decoder.grant_all(1)
     decoder.grant_all(2)
-    assert decoder.widen() is None  # nobody has missed anything yet
+    assert decoder.steer() is None  # nobody has missed anything yet
     chance = random.Random(5)
     for _ in range(6):
         far = [chance.randrange(56) for _ in range(6)]
         decoder.step([1, 2], lambda request, shape, visible, far=far: far if request == 1 else [0, 1])
-    assert decoder.widen() == 1
+    assert decoder.steer() == 1
     for _ in range(3):
         assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
     decoder.end_load(0)
@@ -318,7 +318,7 @@ def test_a_block_is_loaded_while_its_old_page_is_still_being_saved(decoder):
     assert [order.block for order, _ in decoder.saves] == [7]
     decoder.grant_all(2)  # it leaves its page, under the save
     decoder.step([2], lambda *_: [56, 57, 58])
-    assert decoder.widen() == 2
+    assert decoder.steer() == 2
     decoder.end_load(0)
     decoder.end_save(0, SaveOutcome.STORED)
     assert decoder.step([2], lambda *_: [56, 57, 63]) == [Outcome.DONE]
@@ -330,7 +330,7 @@ def test_a_failed_widening_leaves_the_request_hot(decoder):
     decoder.grant_all(1)
     decoder.step([1], fill)
     free = decoder.path.pool.pages.free_count
-    assert decoder.widen() == 1
+    assert decoder.steer() == 1
     decoder.end_load(0, whole=False)
     assert decoder.path.pool.rooms[1].stage is Stage.HOT
     assert decoder.path.pool.pages.free_count == free

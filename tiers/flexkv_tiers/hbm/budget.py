@@ -1,7 +1,7 @@
 """One HBM budget: what tables take of it, and how many pages the rest makes.
 
-Owns this arithmetic only. Hot buffers are pages too, so room for more requests at once costs the rows of the tables, and
-the pages that each of them must be able to have. Called by whoever sizes a worker.
+Owns this arithmetic only. Hot buffers are pages too, so room for more requests at once costs the rows of the tables,
+and the pages that each of them must be able to have. Called by whoever sizes a worker.
 """
 
 from __future__ import annotations

@@ -36,8 +36,15 @@ class Outcome(Enum):
 class RowPath(Requests):
     """The row path of one worker: its requests, and the steps they take."""
 
-    def __init__(self, tables: StepTables, page_count: int, chunk_count: int, replays_max: int = REPLAYS_MAX) -> None:
-        super().__init__(tables, page_count, chunk_count, replays_max)
+    def __init__(
+        self,
+        tables: StepTables,
+        page_count: int,
+        chunk_count: int,
+        replays_max: int = REPLAYS_MAX,
+        hot_pages_start: int | None = None,
+    ) -> None:
+        super().__init__(tables, page_count, chunk_count, replays_max, hot_pages_start)
         self._collected: list[RowRun] | None = None
         self._capturing = False
 
