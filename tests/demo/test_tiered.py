@@ -150,6 +150,6 @@ def test_a_request_stays_resident_while_there_are_pages(daemon: Daemon) -> None:
 
 def test_hbm_that_is_too_small_is_refused() -> None:
     """The refusal says how many pages are left, how many are needed, and what to do."""
-    with pytest.raises(FlexKVError, match=r"leave \d+ pages for 4 requests, each needs 2: give more") as refusal:
+    with pytest.raises(FlexKVError, match=r"leave \d+ pages for 4 requests, each needs 3: give more") as refusal:
         HotMemory(SHAPE, GEOMETRY, KV_BYTES // 10, REQUESTS, BLOCKS_MAX, slots=32)
     assert refusal.value.code is ErrorCode.BAD_ARGUMENT
