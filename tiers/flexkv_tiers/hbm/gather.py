@@ -82,7 +82,7 @@ class Kernels:
         shape, segments = group.shape, requests.segments
         copy_kernel[(self.programs,)](
             requests.batch, group.miss_count, group.miss_id, group.miss_slot, group.miss_frame,
-            segments.bases, segments.units, group.rows[plane][layer].view(torch.int64),
+            segments.bases, segments.units, group.all_rows[plane][layer].view(torch.int64),
             shape.planes[plane].offsets[layer], **copy_constants(shape, plane), num_warps=COPY_WARPS,
         )
         # fmt: on
