@@ -50,6 +50,7 @@ def test_slots_lie_in_the_pages_a_request_has(tables):
     group = next(iter(tables.groups.values()))
     assert [int(slot) for slot in group.place(0, torch.tensor([7, 8, 15, 16]))] == [63, 24, 31, EMPTY]
     tables.resize(0, [7, 3, 9])
+    tables.check(0, LONG, {}, {(block, chunk): 0 for block in range(16) for chunk in range(2)}, hot=[7, 3, 9])
     assert group.slot_count.tolist() == [20, 0]
     assert select(tables, 50) == [56]
 

@@ -205,7 +205,9 @@ class StepTables:
             raise _refuse(f"the selection is on {topk.device}: leave it on {self._device}")
         check_step(self.groups[group].shape, topk, rows, lengths)
 
-    def check(self, row: int, length: int, pages: Mapping[int, int], frames: Mapping[Part, int]) -> None:
+    def check(
+        self, row: int, length: int, pages: Mapping[int, int], frames: Mapping[Part, int], hot: Sequence[int] = ()
+    ) -> None:
         """Compare one row's tables with what was decided for its request."""
         assert int(self.requests.length[row]) == length
         placed = self.resident.page[row]
@@ -213,6 +215,10 @@ class StepTables:
         for chunk, table in self._page_tables.items():
             there = {block: int(table[row, block]) for block in (table[row] >= 0).nonzero().flatten().tolist()}
             assert there == {block: frame for (block, part), frame in frames.items() if part == chunk}
+        for group in self.groups.values():
+            columns, slots = group.shape.hot_columns, len(hot) * group.shape.ids_per_block
+            assert group.slot_page[row, :columns].tolist() == [*hot, *[EMPTY] * columns][:columns]
+            assert int(group.slot_count[row]) == min(group.shape.slots, slots)
 
     def page_slots(self, group: int, page: int) -> slice:
         """The slots of a group that an HBM page is: `ids_per_block` of them, in the order of the block's ids."""
