@@ -24,7 +24,12 @@ class _Window:
 
     first: int
     visible: int
-    fits: bool  # every row is its own slot
+    slots: int
+
+    @property
+    def fits(self) -> bool:
+        """Every row is its own slot."""
+        return self.visible <= self.slots
 
 
 def plan(requests: RequestTables, group: GroupTables, topk: torch.Tensor) -> None:
@@ -47,7 +52,7 @@ def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) ->
     shape, moving = group.shape, group.shape.planes[plane]
     segments, words = requests.segments, moving.slot_bytes // 8
     units, batch = int(segments.units), int(requests.batch)
-    rows = group.rows[plane][layer].view(torch.int64).view(-1, words)
+    rows = group.all_rows[plane][layer].view(torch.int64)
     missed = np.arange(shape.picks) < group.miss_count[:batch, None].numpy()
     frames, ids, slots = (
         column[:batch].numpy()[missed].astype(np.int64) for column in (group.miss_frame, group.miss_id, group.miss_slot)
@@ -71,14 +76,16 @@ def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor
     shape = group.shape
     replayed = int(group.planned_length[request]) == counted_at(int(requests.length[request]))
     _bind_written(requests, group, request)
-    window = _window(requests, shape, request)
+    window = _window(requests, group, request)
     if bool((ids == EMPTY).all()) and not _overflows(shape, window):  # all of it lies in HBM pages
         _place_newest(requests, group, window, row, request)
         return
     saved = (ids >= 0) & (ids < window.first)
     newest = (ids >= window.first) & (ids < window.visible)
-    refused = int(((ids < EMPTY) | (ids >= window.visible)).sum()) + _overflows(shape, window)
+    newest_place = group.place(request, _newest_slot(shape, window, ids[newest]))
     selected, inverse = _by_first_occurrence(ids[saved])
+    refused = int(((ids < EMPTY) | (ids >= window.visible)).sum()) + int((newest_place < 0).sum())
+    refused += _overflows(shape, window) + (len(selected) > window.slots)
     slot = _resident_slots(group, selected, request, window)
     missed = slot < 0
     missing = selected[missed]
@@ -89,24 +96,24 @@ def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor
         return
     slot[missed] = missing if window.fits else _replace(group, request, slot[~missed], len(missing))
     group.slot_position[request, slot[missed]] = missing.int()
-    base, count = request * shape.width, len(missing)
+    place, count = group.place(request, slot), len(missing)
     group.miss_count[row] = count
     group.miss_id[row, :count] = missing.int()
-    group.miss_slot[row, :count] = (base + slot[missed]).int()
+    group.miss_slot[row, :count] = place[missed].int()
     group.miss_frame[row, :count] = frames
     out = torch.full_like(ids, EMPTY)
-    out[saved] = base + slot[inverse]
-    out[newest] = base + _newest_slot(shape, window, ids[newest])
+    out[saved] = place[inverse]
+    out[newest] = newest_place
     group.slots[row] = out.view(shape.limits.queries, shape.selected).int()
     _place_newest(requests, group, window, row, request)
     _count(group, request, selected, count, replayed=replayed)
 
 
-def _window(requests: RequestTables, shape: GroupShape, request: int) -> _Window:
-    length = int(requests.length[request])
+def _window(requests: RequestTables, group: GroupTables, request: int) -> _Window:
+    shape, length = group.shape, int(requests.length[request])
     first = shape.whole_ids(min(length, int(requests.newest_first[request])))
     visible = min(shape.visible_ids(length + shape.limits.queries), shape.ids_max)
-    return _Window(first, visible, visible <= shape.slots)
+    return _Window(first, visible, int(group.slot_count[request]))
 
 
 def _overflows(shape: GroupShape, window: _Window) -> bool:
@@ -142,7 +149,7 @@ def _bind_written(requests: RequestTables, group: GroupTables, request: int) -> 
     """
     shape, queries = group.shape, group.shape.limits.queries
     length, planned = int(requests.length[request]), int(group.planned_length[request])
-    if planned >= 0 and shape.visible_ids(planned + queries) <= shape.slots:
+    if planned >= 0 and shape.visible_ids(planned + queries) <= int(group.slot_count[request]):
         end = shape.whole_ids(min(length, planned + queries))
         written = torch.arange(shape.whole_ids(planned), end, dtype=torch.int32)
         group.slot_position[request, written.long()] = written
@@ -151,27 +158,28 @@ def _bind_written(requests: RequestTables, group: GroupTables, request: int) -> 
 
 def _replace(group: GroupTables, request: int, hits: torch.Tensor, misses: int) -> torch.Tensor:
     """Move the order on; the m-th miss takes the m-th oldest unused slot: these slots are returned."""
-    order = group.order[request].long()
+    order = group.order[request, : int(group.slot_count[request])].long()
     used = torch.zeros(len(order), dtype=torch.bool)
     used[hits] = True
     hit = used[order]
     unused = order[~hit]
     victims, stale = unused[:misses], unused[misses:]
-    group.order[request] = torch.cat((stale, victims, order[hit])).short()
+    group.order[request, : len(order)] = torch.cat((stale, victims, order[hit])).short()
     return victims
 
 
 def _newest_slot(shape: GroupShape, window: _Window, ids: torch.Tensor) -> torch.Tensor:
-    return ids if window.fits else shape.slots + ids % shape.newest
+    return ids if window.fits else shape.newest_at + ids % shape.newest
 
 
 def _place_newest(requests: RequestTables, group: GroupTables, window: _Window, row: int, request: int) -> None:
-    """Where the step's own tokens write their rows; EMPTY for a compressed row that is not complete yet."""
+    """Where the step's own tokens write their rows; EMPTY for a compressed row that is not complete yet, or no page."""
     shape = group.shape
     tokens = int(requests.length[request]) + torch.arange(shape.limits.queries)
     ids = tokens // shape.tokens_per_id
-    slots = request * shape.width + _newest_slot(shape, window, ids)
-    group.newest_slot[row] = torch.where(ids < window.visible, slots, EMPTY).int()
+    known = ids < window.visible
+    slots = group.place(request, _newest_slot(shape, window, torch.where(known, ids, 0)))
+    group.newest_slot[row] = torch.where(known, slots, EMPTY).int()
 
 
 def _count(group: GroupTables, request: int, selected: torch.Tensor, misses: int, *, replayed: bool) -> None:

@@ -73,11 +73,12 @@ class StepTables:
         )
 
     def open(self, row: int, length: int) -> None:
-        """Table row `row` belongs to a new request: nothing resident, granted or counted."""
+        """Table row `row` belongs to a new request: nothing resident, granted or counted, and no hot buffer."""
         self.requests.open(row, length)
         self.resident.clear(row)
         for group in self.groups.values():
             group.open(row)
+        self.resize(row, ())
 
     def set_length(self, row: int, length: int) -> None:
         self.requests.length[row] = length
@@ -85,6 +86,23 @@ class StepTables:
     def close(self, row: int) -> None:
         self.requests.close(row)
         self.resident.clear(row)
+        self.resize(row, ())
+
+    @property
+    def hot_pages_min(self) -> int:
+        """Pages of a hot buffer that any one step's selections fit into."""
+        return max(-(-group.shape.picks // group.shape.ids_per_block) for group in self.groups.values())
+
+    @property
+    def hot_pages_max(self) -> int:
+        """Pages of a hot buffer with H slots in every group."""
+        return max(group.shape.hot_columns for group in self.groups.values())
+
+    def resize(self, row: int, pages: Sequence[int]) -> None:
+        """From the next step on these HBM pages are the row's hot buffer; pages at the old places keep their rows."""
+        for group in self.groups.values():
+            count = min(group.shape.slots, len(pages) * group.shape.ids_per_block)
+            group.resize(row, pages, count, self.resident.visible(self.requests, group.shape, row))
 
     def change_pages(self, row: int, change: PagesChange) -> None:
         """Let the next step see one version of the daemon's pages."""
@@ -172,7 +190,7 @@ class StepTables:
         self.end()
 
     def rows_of(self, layer: int, plane: int) -> Tensor:
-        """Uint8 [slots, slot_bytes] that slots of this layer count in: hot buffers first, then HBM pages.
+        """Uint8 [slots, slot_bytes] that slots of this layer count in: HBM pages.
 
         `plane` counts among the planes of the layer's group that move by rows.
         """
@@ -187,7 +205,9 @@ class StepTables:
             raise _refuse(f"the selection is on {topk.device}: leave it on {self._device}")
         check_step(self.groups[group].shape, topk, rows, lengths)
 
-    def check(self, row: int, length: int, pages: Mapping[int, int], frames: Mapping[Part, int]) -> None:
+    def check(
+        self, row: int, length: int, pages: Mapping[int, int], frames: Mapping[Part, int], hot: Sequence[int] = ()
+    ) -> None:
         """Compare one row's tables with what was decided for its request."""
         assert int(self.requests.length[row]) == length
         placed = self.resident.page[row]
@@ -195,12 +215,15 @@ class StepTables:
         for chunk, table in self._page_tables.items():
             there = {block: int(table[row, block]) for block in (table[row] >= 0).nonzero().flatten().tolist()}
             assert there == {block: frame for (block, part), frame in frames.items() if part == chunk}
+        for group in self.groups.values():
+            columns, slots = group.shape.hot_columns, len(hot) * group.shape.ids_per_block
+            assert group.slot_page[row, :columns].tolist() == [*hot, *[EMPTY] * columns][:columns]
+            assert int(group.slot_count[row]) == min(group.shape.slots, slots)
 
     def page_slots(self, group: int, page: int) -> slice:
         """The slots of a group that an HBM page is: `ids_per_block` of them, in the order of the block's ids."""
         shape = self.groups[group].shape
-        first = self.limits.requests_max * shape.width + page * shape.ids_per_block
-        return slice(first, first + shape.ids_per_block)
+        return slice(page * shape.ids_per_block, (page + 1) * shape.ids_per_block)
 
     def _run(self, row: int, ok: int, group: int, count: int) -> RowRun:
         if ok or group == EMPTY:
