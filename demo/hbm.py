@@ -61,8 +61,8 @@ def spend(total: int, shapes: list[GroupShape], geometry: Geometry, index_keys: 
     if count < least:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"{total} bytes of HBM leave {max(count, 0)} pages for {requests} requests, each needs {least // requests}: "
-            "give more, or decode fewer or longer requests",
+            f"{total} bytes of HBM leave {max(count, 0)} pages for {requests} requests, each needs "
+            f"{least // requests}: give more, or decode fewer or longer requests",
         )
     return HbmBudget(total, index_keys, tables, count, geometry.block_bytes)
 

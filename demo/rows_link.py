@@ -22,8 +22,8 @@ from flexkv_py.keys import ROOT, BlockKey
 from flexkv_tiers.hbm.newest import SaveOutcome
 from flexkv_tiers.hbm.packing import pack_absents, pack_counts, pack_heat, pack_replayed, unpack_pages
 from flexkv_tiers.hbm.replay import Part
-from flexkv_tiers.hbm.rooms import Stage
 from flexkv_tiers.hbm.requests import HotCount, SaveOrder
+from flexkv_tiers.hbm.rooms import Stage
 from flexkv_tiers.hbm.worker import Outcome, RowPath
 
 _HOLD_S = 30.0
