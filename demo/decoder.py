@@ -34,8 +34,8 @@ from demo.weights import WEIGHTS
 from flexkvd.selections.statistics import LAGS, WINDOWS, Statistics
 from flexkvd.selections.workload import Selection
 
-HOT_SLOTS = 96
-"""H: half as many again as a step selects."""
+HOT_SLOTS = 256
+"""H: four times what a step selects is the most that a request's hot buffer may grow to."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -26,13 +26,17 @@ _WAIT_S = 0.5
 _HEAT_STEPS = 16
 """Steps between two reports of selections."""
 
+_HOT_PAGES_START = 2
+"""What a hot buffer has until misses say otherwise: twice what a step selects."""
+
 
 class TieredStore:
     """Rows in hot buffers and pages (`batch.RowStore`), whole blocks in the daemon's tiers (`decoding.Store`)."""
 
     def __init__(self, memory: HotMemory, socket_path: str, instance: str) -> None:
         self.memory = memory
-        self.path = RowPath(memory.tables, memory.budget.page_count, memory.geometry.chunk_count)
+        start = min(_HOT_PAGES_START, memory.tables.hot_pages_max)
+        self.path = RowPath(memory.tables, memory.budget.page_count, memory.geometry.chunk_count, hot_pages_start=start)
         self.link = RowsLink(self.path, memory, socket_path, instance)
         self.admissions: Counter[str] = Counter()
         self.widened = self.warmed = 0
