@@ -148,6 +148,22 @@ def test_a_request_stays_resident_while_there_are_pages(daemon: Daemon) -> None:
     tight.close()
 
 
+def test_a_hot_request_becomes_resident_when_others_have_ended(daemon: Daemon) -> None:
+    """Once pages are free the request that misses is loaded into them while it decodes on, and misses no more."""
+    model = model_of("clustered")
+    daemon.wait_until_ready()
+    work = [replace(job, new_tokens=40 if job.seat == REQUESTS - 1 else 2) for job in jobs(new_tokens=0)]
+    reference = all_resident(model, daemon, work)
+    store = store_of(daemon, KV_BYTES)
+    assert same(reference, Decoding(model, store).run(work))
+    assert store.admissions["hot"] > 0
+    assert store.warmed > 0
+    assert store.widened == 1
+    store.path.check()
+    assert store.path.pool.pages.free_count == store.memory.budget.page_count
+    store.close()
+
+
 def test_hbm_that_is_too_small_is_refused() -> None:
     """The refusal says how many pages are left, how many are needed, and what to do."""
     with pytest.raises(FlexKVError, match=r"leave \d+ pages for 4 requests, each needs 3: give more") as refusal:
