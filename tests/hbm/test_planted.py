@@ -42,16 +42,11 @@ def read_pages_that_were_given_up(monkeypatch):
     monkeypatch.setattr(StepTables, "check", lambda *_: None)
 
 
-def take_newest_rows_for_slots(monkeypatch):
-    monkeypatch.setattr(StepTables, "end", lambda self: self.requests.batch.fill_(0))
-
-
 PLANTS = [
     (reuse_a_page_under_its_copy, "tokens", 2),
     (save_what_is_not_accepted, "tokens", 5),
-    (believe_a_step_that_broke_off, "speculation", 2),
+    (believe_a_step_that_broke_off, "tokens", 3),
     (read_pages_that_were_given_up, "tokens", 4),
-    (take_newest_rows_for_slots, "compressed", 2),
 ]
 """Each with a run that is known to meet it early."""
 

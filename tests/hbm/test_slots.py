@@ -92,6 +92,16 @@ def test_no_row_is_in_two_slots_when_a_request_comes_to_fit(tables):
     assert held[held >= 0].tolist() == [17]
 
 
+def test_what_a_step_wrote_lies_in_no_slot(tables):
+    """In a worker the step's own rows go to an HBM page, so a request that fits must fetch them once they left it."""
+    tables.set_length(0, 17)
+    tables.resize(0, [0, 1, 2])
+    select(tables, 3)
+    tables.set_length(0, 18)
+    select(tables, 17)
+    assert counted(tables) == (0, 2)
+
+
 def test_a_request_without_slots_is_refused_what_lies_in_no_page(tables):
     """A selection that the hot buffer has no room for names no row; with room for it, it is planned."""
     assert select(tables, 50) == [EMPTY]
