@@ -55,14 +55,18 @@ class Model:
     def open(self, request: int, length: int, count: int) -> None:
         self.requests[request] = ModelRequest([None] * count, list(range(count)), length)
 
-    def resize(self, request: int, count: int) -> None:
-        """The request has `count` slots from now on: the last ones go, or new ones come in as the oldest."""
+    def resize(self, request: int, count: int, stay: set[int]) -> None:
+        """The request has `count` slots from now on: the last ones go, or new ones come in as the oldest.
+
+        Slots in `stay` keep what they hold.
+        """
         state = self.requests[request]
         before = len(state.held)
         visible = self.visible(state.length + self.queries)
         if (visible <= before) != (visible <= count):
             state.held = [None] * before
-        state.held = state.held[:count] + [None] * (count - before)
+        held = state.held + [None] * (count - before)
+        state.held = [held[slot] if slot in stay else None for slot in range(count)]
         state.order = list(range(before, count)) + [slot for slot in state.order if slot < count]
         state.written = None
 

@@ -32,11 +32,11 @@ class Pair:
 
     def follow(self) -> None:
         """What happened between steps: requests opened anew or resized, pages that came and went."""
-        for request, count, opened in self.world.changes:
-            if opened:
+        for request, count, stay in self.world.changes:
+            if stay is None:
                 self.model.open(request, self.world.lengths[request], count)
             else:
-                self.model.resize(request, count)
+                self.model.resize(request, count, stay)
         for request in self.world.lengths:
             self.model.requests[request].newest_there = EMPTY not in self.world.newest[request]
             first = int(self.requests.newest_first[request])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -90,6 +92,16 @@ def test_no_row_is_in_two_slots_when_a_request_comes_to_fit(tables):
     assert held[held >= 0].tolist() == [17]
 
 
+def test_what_a_step_wrote_lies_in_no_slot(tables):
+    """In a worker the step's own rows go to an HBM page, so a request that fits must fetch them once they left it."""
+    tables.set_length(0, 17)
+    tables.resize(0, [0, 1, 2])
+    select(tables, 3)
+    tables.set_length(0, 18)
+    select(tables, 17)
+    assert counted(tables) == (0, 2)
+
+
 def test_a_request_without_slots_is_refused_what_lies_in_no_page(tables):
     """A selection that the hot buffer has no room for names no row; with room for it, it is planned."""
     assert select(tables, 50) == [EMPTY]
@@ -107,3 +119,16 @@ def test_any_selection_fits_into_the_fewest_pages(tables):
     tables.resize(0, [0])
     assert EMPTY not in select(tables, 50, 40, 30, 20, 10, 60)
     assert counted(tables) == (0, 6)
+
+
+def test_groups_of_other_sizes_use_what_they_need_of_the_same_pages():
+    """A group of twelve slots has them in two pages, whatever the others need; each sees its own pages alone."""
+    _, made = shapes(TableLimits(2, 2, 16), slots=20)
+    tables = StepTables([made[0], replace(made[1], slots=12)], PAGES, CPU)
+    tables.open(1, LONG)
+    tables.resize(1, [4, 2, 6])
+    first, second = tables.groups.values()
+    assert (tables.hot_pages_min, tables.hot_pages_max) == (1, 3)
+    assert (first.slot_count.tolist(), second.slot_count.tolist()) == ([0, 20], [0, 12])
+    assert first.slot_page[1].tolist() == [4, 2, 6, EMPTY]
+    assert second.slot_page[1].tolist() == [4, 2, EMPTY]

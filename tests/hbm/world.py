@@ -164,8 +164,8 @@ class World:
         self.favourites: dict[int, list[int]] = {}
         self.spoilt: set[tuple[int, int]] = set()
         """(request, id) whose rows a rejected token wrote in this step."""
-        self.changes: list[tuple[int, int, bool]] = []
-        """Before this step: (request, its slots now, whether it was opened then, else resized)."""
+        self.changes: list[tuple[int, int, set[int] | None]] = []
+        """Before this step: (request, its slots now, those still in their page; None where it was opened)."""
         columns, hot = self.shape.columns, self.shape.hot_columns
         pages = [list(range(request * columns, (request + 1) * columns)) for request in range(REQUESTS)]
         self.hot = [own[:hot] for own in pages]
@@ -297,20 +297,22 @@ class World:
     def _resize(self, request: int) -> None:
         """Any size, now and then one that a step's selection may not fit into."""
         shape, old = self.shape, self.hot[request]
+        kept = old[: self.chance.choice([len(old), self.chance.randint(0, len(old))])]
         least = 0 if self.chance.random() < 0.1 else shape.picks
         wanted = self.chance.choice([shape.slots, self.chance.randint(least, shape.slots)])
         column_count = min(-(-wanted // shape.ids_per_block), len(old) + len(self.free))
-        taken, self.free = old[:column_count], self.free + old[column_count:]
-        self._fill_free()
+        taken, self.free = kept[:column_count], self.free + old[len(kept[:column_count]) :]
         self.chance.shuffle(self.free)
         while len(taken) < column_count:
             taken.append(self.free.pop())
+        self._fill_free()
         self.hot[request], self.count[request] = taken, min(wanted, column_count * shape.ids_per_block)
-        self.changes.append((request, self.count[request], False))
+        same = {column for column, pages in enumerate(zip(old, taken, strict=False)) if pages[0] == pages[1]}
+        stay = {slot for slot in range(self.count[request]) if slot // shape.ids_per_block in same}
+        self.changes.append((request, self.count[request], stay))
         for copyist in self.copyists:
             copyist.group.resize(request, taken, self.count[request], self._visible(request))
-        if self.fits(request) != self.fitted[request]:
-            self._write_unsaved(request)
+        self._write_unsaved(request)
 
     def _fill_free(self) -> None:
         for copyist in self.copyists:
@@ -328,7 +330,7 @@ class World:
         self.lengths[request] = length
         self.newest_first[request] = length // block * block if managed else UNMANAGED
         self.favourites[request] = []
-        self.changes.append((request, self.count[request], True))
+        self.changes.append((request, self.count[request], None))
         own = range(request * self.shape.columns, (request + 1) * self.shape.columns)[self.shape.hot_columns :]
         self.newest[request] = list(own) if managed or self.chance.random() < 0.7 else [EMPTY] * len(own)
         for copyist in self.copyists:

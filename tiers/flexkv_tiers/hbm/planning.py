@@ -56,17 +56,14 @@ def plan_kernel(
 def _plan_request(
     tokens, newest_first, ok, absent_group, absent_count, absent_ids,
     count, slot_page, slot_position, order, page_table, planned_length, heat, counters,
-    topk, slots, newest_slot, miss_count, miss_id, miss_slot, miss_frame,
-    cells, cell_slot,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr,
-    NEWEST_AT: tl.constexpr, NEWEST: tl.constexpr,
-    PER_ID: tl.constexpr, PARTIAL: tl.constexpr, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    topk, slots, newest_slot, miss_count, miss_id, miss_slot, miss_frame, cells, cell_slot,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr, NEWEST_AT: tl.constexpr,
+    NEWEST: tl.constexpr, PER_ID: tl.constexpr, PARTIAL: tl.constexpr, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     CELL_BITS: tl.constexpr, PICK_TILE: tl.constexpr, SLOT_TILE: tl.constexpr,
 ):
     """The phases of one request's step; all pointers are this request's own, and it has `count` LRU slots."""
     pick_cell = cell_slot + (1 << CELL_BITS)
-    victims = pick_cell + PICKS
-    walk = victims + PICKS
+    victims, walk = pick_cell + PICKS, pick_cell + 2 * PICKS
     planned = _bind_written(planned_length, slot_position, tokens, count, QUERIES, PER_ID, PARTIAL)
     first = tl.minimum(tokens, newest_first) // PER_ID
     visible = tl.minimum(_visible_ids(tokens + QUERIES, PER_ID, PARTIAL), BLOCKS * PER_BLOCK)
@@ -103,9 +100,7 @@ def _plan_request(
             PICK_TILE,
         )
         _place_newest(newest_slot, slot_page, tokens, visible, fits, QUERIES, NEWEST_AT, NEWEST, PER_ID, PER_BLOCK)
-        tl.store(miss_count, misses)
-        tl.store(counters, tl.load(counters) + distinct - misses)
-        tl.store(counters + 1, tl.load(counters + 1) + misses)
+        _count(miss_count, counters, distinct - misses, misses)
     tl.debug_barrier()  # nobody looks anything up any more
     _empty_cells(cells, pick_cell, PICKS, PICK_TILE)
 
@@ -302,6 +297,13 @@ def _place_newest(
     ids = (tokens + queries) // PER_ID
     slot = _placed(slot_page, _newest_of(ids, fits, NEWEST_AT, NEWEST), ids < visible, PER_BLOCK)
     tl.store(newest_slot + queries, slot, mask=queries < QUERIES)
+
+
+@triton.jit
+def _count(miss_count, counters, hits, misses):
+    tl.store(miss_count, misses)
+    tl.store(counters, tl.load(counters) + hits)
+    tl.store(counters + 1, tl.load(counters + 1) + misses)
 
 
 @triton.jit

@@ -21,7 +21,17 @@ from flexkv_tiers.hbm.graph import Copies, HostCopies, SideCopies
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.resident import ResidentPages
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits
-from flexkv_tiers.hbm.tables import EMPTY, HITS, MISSES, Allocate, GroupTables, RequestTables, RowSteps
+from flexkv_tiers.hbm.tables import (
+    EMPTY,
+    HITS,
+    MISSES,
+    SLOT_TENSORS,
+    Allocate,
+    GroupTables,
+    RequestTables,
+    RowSteps,
+    resize_slots,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,7 @@ class StepTables:
         self._numbers = torch.tensor(list(self.groups), dtype=torch.int32, device=device).view(-1, 1)
         for at, group in enumerate(self.groups.values()):
             group.planned_length, group.heat = self._planned_length[at], self.heat[at]
+        self._alike = _gather_alike(self.groups.values())
         self.copies: Copies = (
             SideCopies(self._row_steps.copy, list(self._group_of), device)
             if device.type == "cuda"
@@ -100,9 +111,10 @@ class StepTables:
 
     def resize(self, row: int, pages: Sequence[int]) -> None:
         """From the next step on these HBM pages are the row's hot buffer; pages at the old places keep their rows."""
-        for group in self.groups.values():
-            count = min(group.shape.slots, len(pages) * group.shape.ids_per_block)
-            group.resize(row, pages, count, self.resident.visible(self.requests, group.shape, row))
+        for shape, slots in self._alike:
+            count = min(shape.slots, len(pages) * shape.ids_per_block)
+            visible = self.resident.visible(self.requests, shape, row)
+            resize_slots(shape, [tensor[:, row] for tensor in slots], pages, count, visible)
 
     def change_pages(self, row: int, change: PagesChange) -> None:
         """Let the next step see one version of the daemon's pages."""
@@ -253,6 +265,22 @@ def _refuse(why: str) -> FlexKVError:
 
 def _gather_into_one(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors)
+
+
+def _gather_alike(groups: Iterable[GroupTables]) -> list[tuple[GroupShape, list[Tensor]]]:
+    """The slots of groups with like sizes become one tensor each, so that a resize is one operation for all of them."""
+    alike: dict[tuple[int, ...], list[GroupTables]] = {}
+    for group in groups:
+        shape = group.shape
+        alike.setdefault((shape.slots, shape.newest, shape.tokens_per_id, shape.partial_ids), []).append(group)
+    found = []
+    for members in alike.values():
+        tensors = [_gather_into_one([getattr(group, name) for group in members]) for name in SLOT_TENSORS]
+        for name, tensor in zip(SLOT_TENSORS, tensors, strict=True):
+            for at, group in enumerate(members):
+                setattr(group, name, tensor[at])
+        found.append((members[0].shape, tensors))
+    return found
 
 
 def _check_shapes(shapes: Sequence[GroupShape]) -> None:

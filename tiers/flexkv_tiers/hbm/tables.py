@@ -24,6 +24,8 @@ UNMANAGED = torch.iinfo(torch.int32).max
 
 HITS, MISSES, ABSENTS, REFUSED = range(COUNTERS)
 SEGMENTS_MAX = 4096
+SLOT_TENSORS = ("slot_count", "slot_page", "slot_position", "order")
+"""What says which slots a request has in a group, and which rows they hold."""
 
 Allocate = Callable[[tuple[int, int]], torch.Tensor]
 """Makes the uint8 tensor [slots, slot_bytes] of one layer and plane: in memory a daemon can open, if it is to."""
@@ -169,18 +171,7 @@ class GroupTables:
         keeps its page. Where the request, of whose ids `visible` can be selected now, did not fit into its slots and
         now does, or the reverse, no row is kept: one id could be in two slots.
         """
-        shape, slot = self.shape, torch.arange(self.shape.slots, device=self.order.device)
-        assert 0 <= count <= min(shape.slots, len(pages) * shape.ids_per_block)
-        padded = [*pages, *[EMPTY] * shape.hot_columns][: shape.hot_columns]
-        new = torch.tensor(padded, dtype=torch.int32, pin_memory=slot.is_cuda).to(slot.device, non_blocking=True)
-        page, before = self.slot_page[request, : shape.hot_columns], self.slot_count[request]
-        kept = (page == new)[slot // shape.ids_per_block] & (slot < count) & ((visible <= before) == (visible <= count))
-        self.slot_position[request].masked_fill_(~kept, EMPTY)
-        turn = self.order[request].long().argsort()
-        age = torch.where(slot < before, turn, slot - shape.slots)
-        self.order[request] = torch.where(slot < count, age, slot + shape.slots).argsort().short()
-        page.copy_(new)
-        before.fill_(count)
+        resize_slots(self.shape, [getattr(self, name)[request] for name in SLOT_TENSORS], pages, count, visible)
         self.planned_length[request].clamp_(max=EMPTY)  # what was written to own slots is not bound any more
 
     def place(self, request: int, slots: torch.Tensor) -> torch.Tensor:
@@ -199,6 +190,28 @@ class GroupTables:
         for layers in self.all_rows:
             for rows in layers:
                 rows[target] = rows[source]
+
+
+def resize_slots(
+    shape: GroupShape,
+    slots: Sequence[torch.Tensor],
+    pages: Sequence[int],
+    count: int,
+    visible: int | torch.Tensor,
+) -> None:
+    """`GroupTables.resize` on the `SLOT_TENSORS` of one request, or of several groups' that are alike: [groups, …]."""
+    number, all_pages, position, order = slots
+    slot = torch.arange(shape.slots, device=order.device)
+    page, before = all_pages[..., : shape.hot_columns], number[..., None]
+    assert 0 <= count <= min(shape.slots, len(pages) * shape.ids_per_block)
+    padded = [*pages, *[EMPTY] * shape.hot_columns][: shape.hot_columns]
+    new = torch.tensor(padded, dtype=torch.int32, pin_memory=slot.is_cuda).to(slot.device, non_blocking=True)
+    stays = (page == new)[..., slot // shape.ids_per_block] & (slot < count)
+    position.masked_fill_(~(stays & ((visible <= before) == (visible <= count))), EMPTY)
+    age = torch.where(slot < before, order.long().argsort(), slot - shape.slots)
+    order.copy_(torch.where(slot < count, age, slot + shape.slots).argsort())
+    page.copy_(new)
+    number.fill_(count)
 
 
 class RowSteps(Protocol):
