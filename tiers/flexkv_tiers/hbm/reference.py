@@ -15,7 +15,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.hbm.shape import GroupShape
-from flexkv_tiers.hbm.tables import ABSENTS, EMPTY, HITS, MISSES, REFUSED, GroupTables, RequestTables, counted_at
+from flexkv_tiers.hbm.tables import (
+    ABSENTS,
+    EMPTY,
+    HITS,
+    MISSES,
+    REFUSED,
+    UNMANAGED,
+    GroupTables,
+    RequestTables,
+    counted_at,
+)
 
 
 @dataclass(slots=True)
@@ -41,10 +51,11 @@ def plan(requests: RequestTables, group: GroupTables, topk: torch.Tensor) -> Non
     group.slots.fill_(EMPTY)
     group.newest_slot.fill_(EMPTY)
     group.miss_count.fill_(0)
-    for row in range(int(requests.batch)):
-        request = int(requests.request[row])
-        if requests.ok[request]:
-            _plan_request(requests, group, topk[row].reshape(-1).long(), row, request)
+    chosen = requests.request[: int(requests.batch)].long()
+    bare = _takes_no_part(requests, group, topk[: len(chosen)], chosen)
+    group.planned_length[chosen[bare]] = requests.length[chosen[bare]]
+    for row in (~bare & (requests.ok[chosen] != 0)).nonzero().flatten().tolist():
+        _plan_request(requests, group, topk[row].reshape(-1).long(), row, int(chosen[row]))
 
 
 def copy(requests: RequestTables, group: GroupTables, layer: int, plane: int) -> None:
@@ -70,6 +81,17 @@ def commit(requests: RequestTables) -> None:
     chosen = requests.request[:batch].long()
     kept = requests.accepted[:batch] * (requests.ok[chosen] != 0)
     requests.length[chosen] += kept
+
+
+def _takes_no_part(
+    requests: RequestTables, group: GroupTables, topk: torch.Tensor, chosen: torch.Tensor
+) -> torch.Tensor:
+    """Rows of the batch that select nothing and have no slot, as all whose rows lie in HBM pages.
+
+    Nothing of theirs is bound, placed or refused: looking at them all at once is what keeps them cheap.
+    """
+    nothing, slots = (topk == EMPTY).flatten(1).all(1), (group.slot_page[chosen] != EMPTY).any(1)
+    return nothing & ~slots & (requests.newest_first[chosen] == UNMANAGED) & (requests.ok[chosen] != 0)
 
 
 def _plan_request(requests: RequestTables, group: GroupTables, ids: torch.Tensor, row: int, request: int) -> None:
