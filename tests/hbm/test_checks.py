@@ -151,9 +151,12 @@ def test_a_plan_refuses_what_nobody_checked(bad, newest_first):
     assert group.slots[1, 0, 0] == 0  # the other request of the batch is served
 
 
-@pytest.mark.parametrize(("chosen", "wrong"), [((7, 8, 9), 1), ((7, 101), 0), ((7, 8, 101, 100), 2)])
-def test_a_plan_refuses_what_has_no_slot(chosen, wrong):
-    """More distinct rows than the request has slots now, and each newest one where newest slots have no page."""
+TOO_MANY = [((7, 8, 9), 1), ((7, 101), 0), ((7, 8, 101, 100), 2)]
+"""Ids selected by a request with two slots, and how many of its cells, or all of them at once, have no slot."""
+
+
+def with_two_slots(chosen: tuple[int, ...]) -> tuple[RequestTables, GroupTables]:
+    """A request of 100 tokens; its newest slots are in no page where id 100 is `chosen`."""
     requests, group = RequestTables(LIMITS, 16, CPU), GroupTables(shape(), CPU)
     requests.open(0, 100)
     group.page_table[0] = 0
@@ -161,6 +164,13 @@ def test_a_plan_refuses_what_has_no_slot(chosen, wrong):
     requests.batch.fill_(1)
     if 100 in chosen:
         group.slot_page[0, shape().hot_columns :] = EMPTY
+    return requests, group
+
+
+@pytest.mark.parametrize(("chosen", "wrong"), TOO_MANY)
+def test_a_plan_refuses_what_has_no_slot(chosen, wrong):
+    """More distinct rows than the request has slots now, and each newest one where newest slots have no page."""
+    requests, group = with_two_slots(chosen)
     reference.plan(requests, group, selection(*chosen))
     assert int(group.counters[0, REFUSED]) == wrong
     assert bool(requests.ok[0]) == (wrong == 0)
