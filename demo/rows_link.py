@@ -29,7 +29,7 @@ from flexkv_tiers.hbm.worker import Outcome, RowPath
 _HOLD_S = 30.0
 _DEADLINE_S = 30.0
 _PATIENCE_S = 0.01
-"""A load is waited for in parts, and page changes are acknowledged between them."""
+"""What is waited for is waited for in parts, and page changes are acknowledged between them."""
 
 _SAVES_WAITED_FOR = 4
 """Threads that wait for the ends of saves: more saves under way only wait longer for one."""
@@ -188,9 +188,9 @@ class RowsLink:
 
     def end_copies(self) -> None:
         """Wait for all saves and loads under way."""
-        self._end_saves(wait=True)
-        while self._widening:
-            self._take_pages()
+        while self._saving or self._widening:
+            self._take_pages()  # their room may be what requests are asked to give up
+            self._end_saves(_PATIENCE_S)
             self._end_widening(_PATIENCE_S)
 
     def close(self) -> None:
@@ -281,11 +281,11 @@ class RowsLink:
         else:
             self._ended.put((order, _OUTCOMES.get(outcome.value, SaveOutcome.REFUSED)))
 
-    def _end_saves(self, *, wait: bool = False) -> None:
+    def _end_saves(self, patience_s: float = 0.0) -> None:
         """Give the pages of ended saves back, and attach what was saved in the order of blocks."""
         while self._saving:
             try:
-                order, outcome = self._ended.get(block=wait)
+                order, outcome = self._ended.get(timeout=patience_s)
             except Empty:
                 return
             self._saving -= 1
