@@ -35,7 +35,7 @@ class TieredStore:
 
     def __init__(self, memory: HotMemory, socket_path: str, instance: str) -> None:
         self.memory = memory
-        start = min(_HOT_PAGES_START, memory.tables.hot_pages_max)
+        start = max(memory.tables.hot_pages_min, min(_HOT_PAGES_START, memory.tables.hot_pages_max))
         self.path = RowPath(memory.tables, memory.budget.page_count, memory.geometry.chunk_count, hot_pages_start=start)
         self.link = RowsLink(self.path, memory, socket_path, instance)
         self.admissions: Counter[str] = Counter()

@@ -156,6 +156,12 @@ def test_groups_of_one_worker_are_alike():
         refused(BAD_ARGUMENT, StepTables, wrong, 8, CPU)
 
 
+def test_hot_buffers_that_cannot_be_are_refused():
+    """Fewer pages at first than one step's selection takes, or more than the tables have slots for."""
+    for pages in (0, 3):
+        refused(BAD_ARGUMENT, lambda pages=pages: Decoder(start_pages=pages))
+
+
 def test_a_batch_no_graph_was_captured_for_is_refused():
     """The smallest captured size that holds the batch is used; beyond the largest there is none."""
     assert [padded_size(batch, [1, 4, 8]) for batch in (1, 2, 4, 7)] == [1, 4, 4, 8]

@@ -37,8 +37,8 @@ def table_bytes(shapes: Sequence[GroupShape]) -> int:
 
 def page_count_min(shapes: Sequence[GroupShape]) -> int:
     """HBM pages with which every request can step: the least of a hot buffer, the page it writes, and its next one."""
-    least = max(-(-shape.picks // shape.ids_per_block) for shape in shapes)
-    return shapes[0].limits.requests_max * (least + 1 + GROWTH_PAGES)
+    least = max(shape.hot_columns_min for shape in shapes) + 1 + GROWTH_PAGES
+    return shapes[0].limits.requests_max * least
 
 
 def page_count(hbm_bytes: int, shapes: Sequence[GroupShape]) -> int:

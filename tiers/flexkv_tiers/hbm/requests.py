@@ -66,10 +66,16 @@ class Requests:
         """`page_count` is at most what the tables were made with, `chunk_count` the geometry's.
 
         `hot_pages_start` is what a hot buffer has at first, where it can; by default all that the tables allow.
+        Raises FlexKVError(BAD_ARGUMENT) for what no hot buffer can have.
         """
         limits = tables.limits
         self.tables = tables
         least, most = tables.hot_pages_min, tables.hot_pages_max
+        if not least <= (most if hot_pages_start is None else hot_pages_start) <= most:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"hot buffers of {hot_pages_start} pages at first: use {least} (one step's selection) to {most} (H)",
+            )
         self.pool = HotPool(
             PoolLimits(limits.requests_max, page_count, limits.blocks_max, least, most, hot_pages_start)
         )

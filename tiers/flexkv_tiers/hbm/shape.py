@@ -105,6 +105,11 @@ class GroupShape:
         return self.limits.queries * self.selected
 
     @property
+    def hot_columns_min(self) -> int:
+        """HBM pages that any one step's selections fit into."""
+        return -(-self.picks // self.ids_per_block)
+
+    @property
     def hot_columns(self) -> int:
         """HBM pages that H slots lie in."""
         return -(-self.slots // self.ids_per_block)

@@ -102,7 +102,7 @@ class StepTables:
     @property
     def hot_pages_min(self) -> int:
         """Pages of a hot buffer that any one step's selections fit into."""
-        return max(-(-group.shape.picks // group.shape.ids_per_block) for group in self.groups.values())
+        return max(group.shape.hot_columns_min for group in self.groups.values())
 
     @property
     def hot_pages_max(self) -> int:
