@@ -34,8 +34,8 @@ from demo.weights import WEIGHTS
 from flexkvd.selections.statistics import LAGS, WINDOWS, Statistics
 from flexkvd.selections.workload import Selection
 
-HOT_SLOTS = 96
-"""H: half as many again as a step selects."""
+HOT_SLOTS = 256
+"""H: four times what a step selects is the most that a request's hot buffer may grow to."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,6 +99,7 @@ class _Worker:
             self._tiered = TieredStore(memory, options.socket, options.name)
         store = self._tiered
         store.admissions, store.link.refusals = Counter(), []
+        store.widened = store.warmed = 0
         store.link.arrivals = arrivals = Arrivals(self.geometry.chunk_count)
         result = self._run(Decoding(self.model, store), order)
         store.path.check()
@@ -107,8 +108,9 @@ class _Worker:
         result.absent, result.on_demand = arrivals.absent, arrivals.on_demand
         result.ahead, result.ahead_used, result.revoked = arrivals.ahead, arrivals.ahead_used, arrivals.revoked
         result.hits, result.misses = arrivals.hits, arrivals.misses
+        result.widened, result.warmed = store.widened, store.warmed
         row = self.model.shape.layers_per_group * self.geometry.planes[0].row_bytes
-        result.row_bytes = arrivals.misses * row
+        result.row_bytes = (arrivals.misses + store.warmed) * row
         return result
 
     def close(self) -> None:

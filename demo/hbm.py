@@ -1,7 +1,7 @@
-"""A decode worker's stand-in for HBM: one budget, spent on hot buffers, pages, index keys and tables.
+"""A decode worker's stand-in for HBM: one budget, spent on pages, index keys and tables.
 
-Owns the memory and its arithmetic: one memfd with the row tensors of `flexkv_tiers.hbm`, whose page part the
-daemon copies from and into, and beside it the index keys of every running request, because the indexer scores
+Owns the memory and its arithmetic: one memfd with the row tensors of `flexkv_tiers.hbm`, all of it pages that the
+daemon can copy from and into, and beside it the index keys of every running request, because the indexer scores
 all of them. A block's page has room for its index rows too: they pass through there on their way from and to the
 daemon. Called by `tiered`.
 """
@@ -20,8 +20,7 @@ from flexkv_py.client import create_memory
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_py.geometry import Geometry, align_up
 from flexkv_py.wire.messages import LayerLayout
-from flexkv_tiers.hbm.budget import hot_bytes, table_bytes
-from flexkv_tiers.hbm.pool import GROWTH_PAGES
+from flexkv_tiers.hbm.budget import page_count_min, table_bytes
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 from flexkv_tiers.hbm.steps import StepTables
 
@@ -36,7 +35,6 @@ class HbmBudget:
     """How the bytes are spent: everything is reserved before the first request comes."""
 
     total: int
-    hot_buffers: int
     index_keys: int
     tables: int
     page_count: int
@@ -47,7 +45,6 @@ class HbmBudget:
         mib = [
             f"{bytes_ / 2**20:.2f} {name}"
             for bytes_, name in (
-                (self.hot_buffers, "hot buffers"),
                 (self.index_keys, "index keys"),
                 (self.tables, "tables"),
                 ((self.page_count + STAGING_PAGES) * self.page_bytes, f"{self.page_count} pages and staging"),
@@ -58,16 +55,16 @@ class HbmBudget:
 
 def spend(total: int, shapes: list[GroupShape], geometry: Geometry, index_keys: int) -> HbmBudget:
     """Pages are what is left. Raises FlexKVError(BAD_ARGUMENT) where that is less than every request needs."""
-    hot, tables = hot_bytes(shapes), table_bytes(shapes)
+    tables, least = table_bytes(shapes), page_count_min(shapes)
     requests = shapes[0].limits.requests_max
-    count = (total - hot - tables - index_keys) // geometry.block_bytes - STAGING_PAGES
-    if count < requests * (1 + GROWTH_PAGES):
+    count = (total - tables - index_keys) // geometry.block_bytes - STAGING_PAGES
+    if count < least:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"{total} bytes of HBM leave {max(count, 0)} pages for {requests} requests, each needs {1 + GROWTH_PAGES}: "
-            "give more, or decode fewer or longer requests",
+            f"{total} bytes of HBM leave {max(count, 0)} pages for {requests} requests, each needs "
+            f"{least // requests}: give more, or decode fewer or longer requests",
         )
-    return HbmBudget(total, hot, index_keys, tables, count, geometry.block_bytes)
+    return HbmBudget(total, index_keys, tables, count, geometry.block_bytes)
 
 
 class HotMemory:
@@ -76,7 +73,7 @@ class HotMemory:
     def __init__(
         self, shape: ModelShape, geometry: Geometry, hbm_bytes: int, requests_max: int, blocks_max: int, slots: int
     ) -> None:
-        """`slots` is H, rows of a request's hot buffer in each layer."""
+        """`slots` is H, the most rows that a request's hot buffer may have in each layer."""
         limits = TableLimits(requests_max, requests_max, blocks_max)
         names = [geometry.planes[KV].name]
         shapes = [
@@ -88,7 +85,6 @@ class HotMemory:
         self.budget = spend(hbm_bytes, shapes, geometry, requests_max * blocks_max * CHUNK_TOKENS * key_bytes)
         self.page_count = self.budget.page_count + STAGING_PAGES
         self.staging = range(self.budget.page_count, self.page_count)
-        self._hot_rows = requests_max * shapes[0].width
         self.layout, self.bytes = self._lay_out()
         self.descriptor = create_memory(self.bytes, "demo-hbm")
         self._map = mmap.mmap(self.descriptor, self.bytes)
@@ -100,7 +96,7 @@ class HotMemory:
         """[groups, table rows, positions, width]"""
 
     def rows(self, layer: int) -> Tensor:
-        """KV rows of a layer, hot buffers first, then pages: [slots, row_width] bfloat16."""
+        """KV rows of a layer, in all pages: [slots, row_width] bfloat16."""
         return self.tables.rows_of(layer, 0).view(torch.bfloat16)
 
     def keep_index(self, row: int, blocks: dict[int, int]) -> None:
@@ -132,20 +128,18 @@ class HotMemory:
         return torch.frombuffer(self._map, dtype=torch.bfloat16, count=elements, offset=offset).view(CHUNK_TOKENS, -1)
 
     def _lay_out(self) -> tuple[list[LayerLayout], int]:
-        """Layers of the KV plane, hot buffer and pages each, then pages of the index plane; and the end of all."""
+        """Layers of the KV plane, then of the index plane; and the end of all."""
         layout, offset = [], 0
         for number, plane in enumerate(self.geometry.planes):
             page_bytes = CHUNK_TOKENS * plane.row_bytes
-            hot = self._hot_rows * plane.row_bytes if number == KV else 0
             for layer in plane.layers:
-                layout.append(LayerLayout(number, layer, offset + hot, page_bytes, page_bytes))
-                offset = align_up(offset + hot + self.page_count * page_bytes)
+                layout.append(LayerLayout(number, layer, offset, page_bytes, page_bytes))
+                offset = align_up(offset + self.page_count * page_bytes)
         return layout, offset
 
     def _allocate(self, size: tuple[int, int]) -> Tensor:
         """The next layer's rows: tables are made layer by layer, in the order of the plane."""
         place, (slots, slot_bytes) = next(self._unused), size
         assert place.plane == KV
-        assert slots == self._hot_rows + self.page_count * CHUNK_TOKENS
-        start = place.offset - self._hot_rows * slot_bytes
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=slots * slot_bytes, offset=start).view(size)
+        assert slots == self.page_count * CHUNK_TOKENS
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=slots * slot_bytes, offset=place.offset).view(size)

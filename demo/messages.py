@@ -72,6 +72,10 @@ class DecodeResult(msgspec.Struct):
     ahead: int = 0
     ahead_used: int = 0
     revoked: int = 0
+    widened: int = 0
+    """Requests that became resident in between."""
+    warmed: int = 0
+    """Rows fetched into hot buffers that were about to be read for the first time."""
     hits: int = 0
     misses: int = 0
     row_bytes: int = 0

@@ -70,6 +70,10 @@ class Arrivals:
                 ahead.remove((block, chunk))
                 self.ahead_used += 1
 
+    def is_listed(self, request: int) -> bool:
+        """Whether its first version has come."""
+        return self._requests[request].listed
+
     def has_ahead(self, request: int) -> bool:
         return bool(self._requests[request].ahead)
 

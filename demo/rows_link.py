@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from queue import Empty, SimpleQueue
 
 from demo.cache import DemoCacheError, fence_pages
@@ -18,17 +19,18 @@ from demo.shape import CHUNK_TOKENS
 from flexkv_py.client import Client, Lease, ReplayRefused, RowRequest, Ticket
 from flexkv_py.errors import FlexKVError
 from flexkv_py.keys import ROOT, BlockKey
-from flexkv_tiers.hbm.newest import SaveOutcome
+from flexkv_tiers.hbm.newest import SaveOrder, SaveOutcome
 from flexkv_tiers.hbm.packing import pack_absents, pack_counts, pack_heat, pack_replayed, unpack_pages
 from flexkv_tiers.hbm.replay import Part
-from flexkv_tiers.hbm.requests import SaveOrder
+from flexkv_tiers.hbm.requests import HotCount
+from flexkv_tiers.hbm.rooms import Stage
 from flexkv_tiers.hbm.worker import Outcome, RowPath
 from flexkv_tiers.memory.row_arena import RowArena
 
 _HOLD_S = 30.0
 _DEADLINE_S = 30.0
 _PATIENCE_S = 0.01
-"""A load is waited for in parts, and page changes are acknowledged between them."""
+"""What is waited for is waited for in parts, and page changes are acknowledged between them."""
 
 _SAVES_WAITED_FOR = 4
 """Threads that wait for the ends of saves: more saves under way only wait longer for one."""
@@ -88,6 +90,10 @@ class RowsLink:
         self._ended: SimpleQueue[tuple[SaveOrder, SaveOutcome]] = SimpleQueue()
         self._waiting = ThreadPoolExecutor(_SAVES_WAITED_FOR, "save")
         self._saving = 0
+        self._widening: dict[int, tuple[dict[int, int], Ticket]] = {}
+        """Request, which may have ended, → pages that a load still writes (block → page)."""
+        self._counts: list[HotCount] = []
+        """What was counted since the last report."""
 
     # ---------------------------------------------------------------- blocks
 
@@ -101,12 +107,11 @@ class RowsLink:
 
     def load(self, keys: Sequence[BlockKey], pages: dict[int, int]) -> None:
         """Copy whole blocks (block → page) in; returns when they are. Raises DemoCacheError."""
-        wanted = [keys[block] for block in pages]
-        ticket = self._client.load(wanted, list(pages.values()), self._registered, deadline_s=_DEADLINE_S)
+        ticket = self._start_load(keys, pages)
         while not (ended := ticket.wait(timeout_s=_PATIENCE_S)).done:
             self._take_pages()  # its room may be what other requests are asked to give up
-        if ended.length < len(wanted):
-            raise DemoCacheError(f"only {ended.length} of {len(wanted)} blocks were loaded")
+        if ended.length < len(pages):
+            raise DemoCacheError(f"only {ended.length} of {len(pages)} blocks were loaded")
 
     def load_index(self, row: int, keys: Sequence[BlockKey]) -> None:
         """Bring the index keys of all these blocks in, through the staging pages."""
@@ -131,7 +136,7 @@ class RowsLink:
         each = self._requests[request]
         self._name_blocks(each, tokens)
         row = self._path.pool.rooms[request].row
-        self.arrivals.count(self._path.take_counts())
+        self._take_counts()
         for order in self._path.detach(request, save=True):
             self._save(each, order, row)
         del self._requests[request]
@@ -141,6 +146,10 @@ class RowsLink:
 
     def keys_of(self, request: int) -> list[BlockKey]:
         return self._requests[request].keys
+
+    def has_pages(self, request: int) -> bool:
+        """True once the daemon has told what lies in DRAM of the request's blocks."""
+        return self.arrivals.is_listed(request)
 
     @property
     def asking(self) -> set[int]:
@@ -154,6 +163,7 @@ class RowsLink:
         self._take_pages()
         given_up = self._take_refusals()
         self._end_saves()
+        self._end_widening()
         for order in self._path.take_saves():
             each = self._requests[order.request]
             self._name_blocks(each, tokens_of(order.request))
@@ -165,19 +175,36 @@ class RowsLink:
         """Return when pages have changed, or after a while."""
         self._client.wait_for_pages(timeout_s)
 
-    def report_heat(self) -> None:
-        """What was selected and missed since the last time; nobody waits for it."""
-        counts = self._path.take_counts()
-        self.arrivals.count(counts)
+    def report_heat(self) -> list[HotCount]:
+        """Tell what was selected and missed since the last time; nobody waits for it. Returns what was counted."""
+        self._take_counts()
+        counts, self._counts = [each for each in _sums(self._counts) if each.request in self._requests], []
         self._client.report(entries=pack_heat(self._path.take_heat()), misses=pack_counts(counts))
+        return counts
+
+    def widen(self, request: int) -> None:
+        """Load what the request, which goes on, is to have in pages."""
+        pages = self._path.loading(request)
+        self._widening[request] = pages, self._start_load(self.keys_of(request), pages)
+
+    def end_copies(self) -> None:
+        """Wait for all saves and loads under way."""
+        while self._saving or self._widening:
+            self._take_pages()  # their room may be what requests are asked to give up
+            self._end_saves(_PATIENCE_S)
+            self._end_widening(_PATIENCE_S)
 
     def close(self) -> None:
-        """Wait for the saves under way, then end the session."""
-        while self._saving:
-            self._end_saves(wait=True)
+        """Wait for what is under way, then end the session."""
+        self.end_copies()
         self._waiting.shutdown()
         self._arena.close()
         self._client.close()
+
+    def _take_counts(self) -> None:
+        counts = self._path.take_counts()
+        self.arrivals.count(counts)
+        self._counts += counts
 
     def _take_pages(self) -> None:
         changes = self._client.page_changes()
@@ -213,7 +240,23 @@ class RowsLink:
         if asks or replayed:
             self._client.report(absents=pack_absents(asks), replayed=pack_replayed(replayed))
 
-    # ----------------------------------------------------------------- saves
+    # ------------------------------------------------------- loads and saves
+
+    def _start_load(self, keys: Sequence[BlockKey], pages: dict[int, int]) -> Ticket:
+        wanted = [keys[block] for block in pages]
+        return self._client.load(wanted, list(pages.values()), self._registered, deadline_s=_DEADLINE_S)
+
+    def _end_widening(self, patience_s: float = 0.0) -> None:
+        """What a load did not bring is read through the hot buffer as before, if the request still can."""
+        for request, (pages, ticket) in list(self._widening.items()):
+            ended = ticket.wait(timeout_s=patience_s)
+            if ended.done:
+                del self._widening[request]
+                room = self._path.pool.rooms.get(request)
+                whole = ended.length == len(pages)
+                if not whole and room is not None and room.stage is Stage.LOADING:
+                    raise DemoCacheError(f"only {ended.length} of {len(pages)} blocks were loaded")
+                self._path.load_ended(request, pages, whole=whole)
 
     def _name_blocks(self, each: _Attached, tokens: Sequence[int]) -> None:
         count = len(tokens) // CHUNK_TOKENS
@@ -240,11 +283,11 @@ class RowsLink:
         else:
             self._ended.put((order, _OUTCOMES.get(outcome.value, SaveOutcome.REFUSED)))
 
-    def _end_saves(self, *, wait: bool = False) -> None:
+    def _end_saves(self, patience_s: float = 0.0) -> None:
         """Give the pages of ended saves back, and attach what was saved in the order of blocks."""
         while self._saving:
             try:
-                order, outcome = self._ended.get(block=wait)
+                order, outcome = self._ended.get(timeout=patience_s)
             except Empty:
                 return
             self._saving -= 1
@@ -263,3 +306,17 @@ class RowsLink:
             else:
                 each.row.extend(key)
             each.attached += 1
+
+
+def _sums(counts: Sequence[HotCount]) -> list[HotCount]:
+    """One entry per request and group."""
+    found = []
+    by_place = sorted(counts, key=_place_of)
+    for place, each in groupby(by_place, _place_of):
+        same = list(each)
+        found.append(HotCount(*place, sum(one.hits for one in same), sum(one.misses for one in same)))
+    return found
+
+
+def _place_of(count: HotCount) -> tuple[int, int]:
+    return count.request, count.group

@@ -114,6 +114,8 @@ def _row_path(case: RowsCase) -> list[tuple[str, str]]:
         ("steps, requests in each on average", f"{tiered.steps}, {tiered.turns / max(tiered.steps, 1):.1f}"),
         ("rows found in hot buffers", f"{tiered.hits / max(tiered.hits + tiered.misses, 1):.0%}"),
         ("MiB of rows copied from DRAM", f"{tiered.row_bytes / 2**20:.1f}"),
+        ("rows fetched before they were wanted", str(tiered.warmed)),
+        ("requests that became resident", str(tiered.widened)),
         ("absent pages", str(tiered.absent)),
         ("replays, requests handed back", f"{tiered.replays}, {tiered.handed_back}"),
         ("pages taken away", str(tiered.revoked)),

@@ -19,12 +19,15 @@ from demo.hbm import HotMemory
 from demo.rows_link import RowsLink
 from demo.shape import CHUNK_TOKENS
 from flexkv_py.keys import BlockKey
-from flexkv_tiers.hbm.pool import Admission
+from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.worker import Outcome, RowPath
 
 _WAIT_S = 0.5
 _HEAT_STEPS = 16
 """Steps between two reports of selections."""
+
+_HOT_PAGES_START = 2
+"""What a hot buffer has until misses say otherwise: twice what a step selects."""
 
 
 class TieredStore:
@@ -32,10 +35,15 @@ class TieredStore:
 
     def __init__(self, memory: HotMemory, socket_path: str, instance: str) -> None:
         self.memory = memory
-        self.path = RowPath(memory.tables, memory.budget.page_count, memory.geometry.chunk_count)
+        start = max(memory.tables.hot_pages_min, min(_HOT_PAGES_START, memory.tables.hot_pages_max))
+        self.path = RowPath(memory.tables, memory.budget.page_count, memory.geometry.chunk_count, hot_pages_start=start)
         self.link = RowsLink(self.path, memory, socket_path, instance)
         self.admissions: Counter[str] = Counter()
+        self.widened = self.warmed = 0
+        """Requests that became resident as they went on; rows fetched into hot buffers before a step wanted them."""
         self._tokens: dict[int, Sequence[int]] = {}  # of running requests, growing as they are sampled
+        self._selected: dict[int, dict[int, Tensor]] = {}  # by request and group, the last time
+        self._warm: set[int] = set()  # requests whose hot buffers were filled when they began to be read
         self._asking = Window(memory.tables.limits.batch_max)
         self._batch: list[int] = []
         self._handed_back: list[int] = []
@@ -44,6 +52,8 @@ class TieredStore:
     def admit(self, job: Job, tokens: Sequence[int]) -> int | None:
         """Rows of cached whole blocks stay where they are unless there are pages for all; what is not cached is fed."""
         self._exchange()
+        if self.path.pool.is_fenced(job.request):
+            self.link.end_copies()  # it was handed back, and its blocks are still being saved
         found = self.link.find(tokens[:-1])  # the last is fed in any case: its logits are wanted
         cached = len(found.keys)
         admission = self.path.attach(job.request, max(1, cached * CHUNK_TOKENS), cached)
@@ -52,6 +62,8 @@ class TieredStore:
             return None
         self.admissions[admission.value] += 1
         self._tokens[job.request] = tokens
+        newest = torch.arange(cached * CHUNK_TOKENS)[-self.memory.shape.top_k :]  # prefill was another's
+        self._selected.setdefault(job.request, dict.fromkeys(self.memory.tables.groups, newest))
         row = self.path.pool.rooms[job.request].row
         if admission is Admission.RESIDENT:
             self._load(job.request, found.keys)
@@ -62,6 +74,7 @@ class TieredStore:
 
     def begin(self, wanted: Sequence[int]) -> list[int]:
         self._exchange()
+        self._warm_up()
         still = [request for request in wanted if request in self._tokens]
         self._batch = self.path.begin(self._asking.choose(still, self.link.asking))
         return self._batch
@@ -75,7 +88,7 @@ class TieredStore:
         self._asking.judge([outcome is Outcome.DONE for outcome in outcomes])
         self.steps += 1
         if self.steps % _HEAT_STEPS == 0:
-            self.link.report_heat()
+            self._steer()
         return [outcome is Outcome.DONE for outcome in outcomes]
 
     def take_handed_back(self) -> list[int]:
@@ -85,7 +98,8 @@ class TieredStore:
 
     def leave(self, job: Job) -> None:
         self.link.detach(job.request, self._fed(job.request))
-        del self._tokens[job.request]
+        del self._tokens[job.request], self._selected[job.request]
+        self._warm.discard(job.request)
 
     def wait(self) -> None:
         self.link.wait(_WAIT_S)
@@ -137,9 +151,28 @@ class TieredStore:
         """The tokens whose rows count: all but those fed next."""
         return self._tokens[request][: self.path.length(request)]
 
+    def _steer(self) -> None:
+        """Report what was selected, and let HBM follow what was missed."""
+        wider = self.path.steer(self.link.report_heat())
+        if wider is not None:
+            self.link.widen(wider)
+            self.widened += 1
+
+    def _warm_up(self) -> None:
+        """A hot buffer that is read from now on begins with the rows selected last."""
+        asking = self.link.asking
+        for request, selected in self._selected.items():
+            room = self.path.pool.rooms.get(request)
+            if room is None or not room.is_hot:
+                self._warm.discard(request)
+            elif request not in self._warm | asking and self.link.has_pages(request):
+                self._warm.add(request)
+                self.warmed += sum(self.path.warm(request, group, ids.tolist()) for group, ids in selected.items())
+
     def _note_selected(self, group: int, members: Sequence[Member], selected: Tensor) -> None:
         chunk = self.memory.tables.groups[group].shape.chunk
         for member, positions in zip(members, selected, strict=True):
+            self._selected[member.request][group] = positions
             if self.link.arrivals.has_ahead(member.request):
                 blocks = torch.unique(positions[positions >= 0] // CHUNK_TOKENS).tolist()
                 self.link.arrivals.selected(member.request, chunk, blocks)

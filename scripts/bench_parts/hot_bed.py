@@ -66,14 +66,15 @@ class Bed:
         """Whether slots, tables, order, counters and rows are those of the other bed."""
         names = ("slots", "slot_position", "order", "counters", "heat", "miss_count")
         same = all(torch.equal(getattr(self.group, name).cpu(), getattr(other.group, name).cpu()) for name in names)
-        return same and torch.equal(self.group.rows[0][0].cpu(), other.group.rows[0][0].cpu())
+        return same and torch.equal(self.group.all_rows[0][0].cpu(), other.group.all_rows[0][0].cpu())
 
     def misplaced(self) -> int:
         """Rows of the hot buffer that are not what their table says."""
-        held = self.group.slot_position.long()
-        there = self.group.rows[0][0].view(torch.int64)[:, : self.shape.slots, 0]
-        request = torch.arange(held.shape[0], device=self.device)[:, None]
-        return int(((there != request * self.tokens + held) & (held >= 0)).sum())
+        slots, wrong = torch.arange(self.shape.slots, device=self.device), 0
+        for request, held in enumerate(self.group.slot_position.long()):
+            there = self.group.all_rows[0][0].view(torch.int64)[self.group.place(request, slots), 0]
+            wrong += int(((there != request * self.tokens + held) & (held >= 0)).sum())
+        return wrong
 
 
 def make_arena(batch: int, tokens: int, *, pinned: bool = False) -> torch.Tensor:

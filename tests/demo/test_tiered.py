@@ -41,6 +41,14 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     daemon.kill()
 
 
+@pytest.fixture
+def roomy_daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """Its DRAM holds everything: no row is ever absent."""
+    daemon = Daemon(tmp_path, dram_bytes="8MiB")
+    yield daemon
+    daemon.kill()
+
+
 def model_of(weights: str) -> SparseTransformer:
     torch.set_num_threads(1)
     return SparseTransformer(SHAPE, 11, BLOCKS_MAX * CHUNK_TOKENS, WEIGHTS[weights])
@@ -148,8 +156,24 @@ def test_a_request_stays_resident_while_there_are_pages(daemon: Daemon) -> None:
     tight.close()
 
 
+def test_a_hot_request_becomes_resident_when_others_have_ended(roomy_daemon: Daemon) -> None:
+    """Once pages are free the request that misses is loaded into them while it decodes on, and misses no more."""
+    model, daemon = model_of("clustered"), roomy_daemon
+    daemon.wait_until_ready()
+    work = [replace(job, new_tokens=40 if job.seat == REQUESTS - 1 else 2) for job in jobs(new_tokens=0)]
+    reference = all_resident(model, daemon, work)
+    store = store_of(daemon, KV_BYTES)
+    assert same(reference, Decoding(model, store).run(work))
+    assert store.admissions["hot"] > 0
+    assert store.warmed > 0
+    assert store.widened == 1
+    store.path.check()
+    assert store.path.pool.pages.free_count == store.memory.budget.page_count
+    store.close()
+
+
 def test_hbm_that_is_too_small_is_refused() -> None:
     """The refusal says how many pages are left, how many are needed, and what to do."""
-    with pytest.raises(FlexKVError, match=r"leave \d+ pages for 4 requests, each needs 2: give more") as refusal:
+    with pytest.raises(FlexKVError, match=r"leave \d+ pages for 4 requests, each needs 3: give more") as refusal:
         HotMemory(SHAPE, GEOMETRY, KV_BYTES // 10, REQUESTS, BLOCKS_MAX, slots=32)
     assert refusal.value.code is ErrorCode.BAD_ARGUMENT

@@ -14,9 +14,8 @@ import torch
 
 from flexkv_py.geometry import Geometry, Plane
 from flexkv_tiers.hbm.graph import HostCopies
-from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.pool import Admission
-from flexkv_tiers.hbm.requests import SaveOrder
+from flexkv_tiers.hbm.newest import SaveOrder, SaveOutcome
+from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 from flexkv_tiers.hbm.steps import RowRun, StepTables
 from flexkv_tiers.hbm.tables import EMPTY, RowSteps
@@ -72,15 +71,15 @@ class Decoder:
         queries: int = 1,
         frames: int = 64,
         replays_max: int = 8,
+        start_pages: int | None = None,
         kernels: Callable[[list[GroupShape]], RowSteps] | None = None,
         **sizes: int,
     ) -> None:
         limits = TableLimits(requests, requests, blocks, queries)
         geometry, made = shapes(limits, **sizes)
         self.shapes = made
-        self.path = RowPath(
-            StepTables(made, pages, CPU, row_steps=kernels and kernels(made)), pages, geometry.chunk_count, replays_max
-        )
+        tables = StepTables(made, pages, CPU, row_steps=kernels and kernels(made))
+        self.path = RowPath(tables, pages, geometry.chunk_count, replays_max, start_pages)
         self.store = Store(self.path, geometry.chunk_count, frames, geometry.frame_bytes)
         self.texts: dict[int, int] = {}
         self.lengths: dict[int, int] = {}
@@ -163,9 +162,9 @@ class Decoder:
             self.store.load(text, block, page)
         self.path.load_ended(request, pages, whole=whole)
 
-    def widen(self) -> int | None:
-        """Let the request that misses most become resident; its load runs beside the steps."""
-        request = self.path.widen(self.path.take_counts())
+    def steer(self) -> int | None:
+        """Let HBM follow what was missed. Where a request becomes resident its load runs beside the steps."""
+        request = self.path.steer(self.path.take_counts())
         if request is not None:
             self._start_load(request)
         return request
@@ -195,8 +194,8 @@ class Decoder:
             self.end_load(0)
         self.save_all()
         self.detach(request, save=False)
-        pages = self.path.pool.pages
-        taken = [pages.take() for _ in range(pages.free_count - 4)]  # so few are left that it cannot be resident
+        pages, most = self.path.pool.pages, self.path.pool.limits.hot_pages_max
+        taken = [pages.take() for _ in range(pages.free_count - 4 - most)]  # so few that it cannot be resident
         assert self.attach(request, text, tokens) is Admission.HOT
         for page in taken:
             pages.give_back(page)

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ModelRequest:
-    """One request in one group. `held[s]` is the id in slot s, `order` slots from oldest to newest."""
+    """One request in one group. `held[s]` is the id in slot s, `order` slots from oldest to newest.
+
+    It has as many slots as `held` has entries. `newest_there`: its newest slots lie in HBM pages.
+    """
 
     held: list[int | None]
     order: list[int]
@@ -26,6 +29,7 @@ class ModelRequest:
     absents: int = 0
     refused: int = 0
     absent_ids: list[int] = field(default_factory=list)
+    newest_there: bool = True
 
 
 @dataclass
@@ -40,15 +44,31 @@ class Answer:
 class Model:
     """One group of some requests. `pages[request][block]` is a frame number or None."""
 
-    def __init__(self, slots: int, newest: int, queries: int, ids_per_block: int, per_id: int, partial: bool) -> None:
-        self.slots, self.newest, self.queries = slots, newest, queries
+    def __init__(
+        self, newest_at: int, newest: int, queries: int, ids_per_block: int, per_id: int, partial: bool
+    ) -> None:
+        self.newest_at, self.newest, self.queries = newest_at, newest, queries
         self.ids_per_block, self.per_id, self.partial = ids_per_block, per_id, partial
         self.requests: dict[int, ModelRequest] = {}
         self.pages: dict[int, list[int | None]] = {}
 
-    def open(self, request: int, length: int, pages: list[int | None]) -> None:
-        self.requests[request] = ModelRequest([None] * self.slots, list(range(self.slots)), length)
-        self.pages[request] = pages
+    def open(self, request: int, length: int, count: int) -> None:
+        self.requests[request] = ModelRequest([None] * count, list(range(count)), length)
+
+    def resize(self, request: int, count: int, stay: set[int]) -> None:
+        """The request has `count` slots from now on: the last ones go, or new ones come in as the oldest.
+
+        Slots in `stay` keep what they hold.
+        """
+        state = self.requests[request]
+        before = len(state.held)
+        visible = self.visible(state.length + self.queries)
+        if (visible <= before) != (visible <= count):
+            state.held = [None] * before
+        held = state.held + [None] * (count - before)
+        state.held = [held[slot] if slot in stay else None for slot in range(count)]
+        state.order = list(range(before, count)) + [slot for slot in state.order if slot < count]
+        state.written = None
 
     def visible(self, tokens: int) -> int:
         """How many ids may be selected once `tokens` tokens are there."""
@@ -64,22 +84,19 @@ class Model:
         self._keep_written(state)
         visible = self.visible(state.length + self.queries)
         first = min(state.length, state.newest_first) // self.per_id
-        fits = visible <= self.slots
-        distinct: list[int] = []
-        for row in selection:
-            for each in row:
-                if each < -1 or each >= visible:
-                    state.refused += 1
-                    state.ok = False
-                elif 0 <= each < first and each not in distinct:
-                    distinct.append(each)
-        if not fits and visible - first > self.newest:
-            state.refused += 1
-            state.ok = False
+        fits = visible <= len(state.held)
+        chosen = [each for row in selection for each in row]
+        distinct = list(dict.fromkeys(each for each in chosen if 0 <= each < first))
+        wrong = [each for each in chosen if each < -1 or each >= visible]
+        if not fits:
+            wrong += [each for each in chosen if first <= each < visible and not state.newest_there]
+            wrong += ["too many rows are in no saved page"] * (visible - first > self.newest)
+            wrong += ["more rows than slots"] * (len(distinct) > len(state.held))
+        state.refused += len(wrong)
         missing = [each for each in distinct if not self._resident(state, each, fits)]
         state.absent_ids = [each for each in missing if self.pages[request][each // self.ids_per_block] is None]
         state.absents += len(state.absent_ids)
-        if state.absent_ids or not state.ok:
+        if state.absent_ids or wrong:
             state.ok = False
             return nothing
         loads = [(each, each) for each in missing] if fits else self._evict(state, distinct, missing)
@@ -92,7 +109,7 @@ class Model:
                 return None
             if fits:
                 return each
-            return self.slots + each % self.newest if each >= first else state.held.index(each)
+            return self.newest_at + each % self.newest if each >= first else state.held.index(each)
 
         state.written = (first, visible) if fits else None
         state.planned = state.length

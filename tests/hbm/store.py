@@ -12,8 +12,8 @@ import numpy as np
 
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_tiers.hbm.granted import PagesChange
+from flexkv_tiers.hbm.newest import SaveOrder
 from flexkv_tiers.hbm.replay import Part
-from flexkv_tiers.hbm.requests import SaveOrder
 from flexkv_tiers.hbm.worker import RowPath
 from tests.hbm import contents
 

@@ -175,6 +175,32 @@ def test_a_plan_refuses_what_nobody_checked(bad, newest_first):
     assert group.slots[1, 0, 0] == 0  # the other request of the batch is served
 
 
+TOO_MANY = [((7, 8, 9), 1), ((7, 101), 0), ((7, 8, 101, 100), 2)]
+"""Ids selected by a request with two slots, and how many of its cells, or all of them at once, have no slot."""
+
+
+def with_two_slots(chosen: tuple[int, ...]) -> tuple[RequestTables, GroupTables]:
+    """A request of 100 tokens; its newest slots are in no page where id 100 is `chosen`."""
+    requests, group = RequestTables(LIMITS, 16, CPU), GroupTables(shape(), CPU)
+    requests.open(0, 100)
+    group.page_table[0] = 0
+    group.resize(0, [0], 2, visible=102)
+    requests.batch.fill_(1)
+    if 100 in chosen:
+        group.slot_page[0, shape().hot_columns :] = EMPTY
+    return requests, group
+
+
+@pytest.mark.parametrize(("chosen", "wrong"), TOO_MANY)
+def test_a_plan_refuses_what_has_no_slot(chosen, wrong):
+    """More distinct rows than the request has slots now, and each newest one where newest slots have no page."""
+    requests, group = with_two_slots(chosen)
+    reference.plan(requests, group, selection(*chosen))
+    assert int(group.counters[0, REFUSED]) == wrong
+    assert bool(requests.ok[0]) == (wrong == 0)
+    assert bool((group.slots[0] != EMPTY).any()) == (wrong == 0)
+
+
 def test_pages_of_a_request_that_is_not_attached_are_refused():
     """A change to a page table names the request and the cure."""
     check_attached(3, [1, 3])
@@ -193,7 +219,8 @@ def test_metadata_is_what_the_tables_take():
     one = shape()
     group = GroupTables(one, CPU)
     told = metadata_bytes(one)
-    per_request = (group.slot_position, group.order, group.heat, group.counters, group.planned_length)
+    slots = (group.slot_count, group.slot_page, group.slot_position, group.order)
+    per_request = (*slots, group.heat, group.counters, group.planned_length)
     assert sum(tensor[0].nbytes for tensor in per_request) == told["per_request"]
     per_row = (group.newest_slot, group.miss_count, group.miss_id, group.miss_slot, group.miss_frame)
     assert sum(tensor[0].nbytes for tensor in per_row) == told["per_batch_row"]

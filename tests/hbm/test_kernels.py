@@ -8,6 +8,7 @@ import torch
 from flexkv_tiers.hbm import reference
 from flexkv_tiers.hbm.gather import Kernels
 from tests.hbm.cases import CASES, LARGE_CASES
+from tests.hbm.test_checks import TOO_MANY, selection, with_two_slots
 from tests.hbm.world import CPU, Case, World
 
 STEPS = 12
@@ -57,6 +58,18 @@ def test_kernels_equal_the_oracle(case):
 def test_kernels_equal_the_oracle_at_full_size(case):
     """The same where a selection and the slots fill one tile, or several."""
     take_steps(a_world(case, 12, batch=1), 6)
+
+
+@interpreted
+@pytest.mark.parametrize("chosen", [chosen for chosen, _ in TOO_MANY])
+def test_kernels_refuse_what_has_no_slot(chosen):
+    """As the oracle does, for the same count of reasons."""
+    (requests, group), (oracle_requests, oracle) = with_two_slots(chosen), with_two_slots(chosen)
+    Kernels([group.shape], CPU, programs=1).plan(requests, group, selection(*chosen))
+    reference.plan(oracle_requests, oracle, selection(*chosen))
+    assert torch.equal(requests.ok, oracle_requests.ok)
+    for name in ("slots", "newest_slot", "miss_count", "counters", "slot_position", "order"):
+        assert torch.equal(getattr(group, name), getattr(oracle, name)), name
 
 
 @interpreted

@@ -6,15 +6,18 @@ import random
 
 import pytest
 
-from flexkv_tiers.hbm.pool import GROWTH_PAGES, WIDEN_SPARE_PAGES, Admission, HotPool, PoolLimits, Stage, Use
+from flexkv_tiers.hbm.pool import GROWTH_PAGES, LENDING_SPARE_PAGES, WIDEN_SPARE_PAGES, HotPool
+from flexkv_tiers.hbm.rooms import Admission, PoolLimits, Stage, Use
 
 ROWS, PAGES, BLOCKS = 4, 30, 12
+HOT_MIN, HOT_MAX = 1, 3
+LIMITS = PoolLimits(ROWS, PAGES, BLOCKS, HOT_MIN, HOT_MAX)
 
 
 @pytest.fixture
 def pool():
-    """Four rows and thirty pages; recounted when the test ends."""
-    pool = HotPool(PoolLimits(ROWS, PAGES, BLOCKS))
+    """Four rows and thirty pages, one to three of them for a hot buffer; recounted when the test ends."""
+    pool = HotPool(LIMITS)
     yield pool
     pool.check()
 
@@ -33,7 +36,7 @@ def test_as_few_as_possible_go_hot_and_the_longest_first(pool):
     """The newcomer's pages come from the request that frees most; the others stay resident."""
     for request, blocks in ((1, 6), (2, 10), (3, 8)):
         assert admit(pool, request, blocks) is Admission.RESIDENT
-    assert admit(pool, 4, 9) is Admission.RESIDENT
+    assert admit(pool, 4, 8) is Admission.RESIDENT
     assert [pool.rooms[request].stage for request in (1, 2, 3, 4)] == [
         Stage.RESIDENT,
         Stage.HOT,
@@ -41,6 +44,8 @@ def test_as_few_as_possible_go_hot_and_the_longest_first(pool):
         Stage.RESIDENT,
     ]
     assert list(pool.rooms[2].pages) == [9]  # the block that is being written
+    assert len(pool.rooms[2].hot) == HOT_MAX  # of what it gave up
+    assert not any(pool.rooms[request].hot for request in (1, 3, 4))
 
 
 def test_nobody_goes_hot_for_a_request_that_waits_all_the_same(pool):
@@ -74,10 +79,58 @@ def test_a_request_may_send_itself_hot_to_grow(pool):
     assert pool.pages.free_count == 0
     grown, changes = pool.grow(1, 12)
     assert grown
-    assert [(change.request, change.released, change.taken) for change in changes] == [
-        (1, tuple(range(10)), ()),
-        (1, (), (11,)),
+    assert [(change.request, change.released, change.taken, change.hot) for change in changes] == [
+        (1, tuple(range(10)), (), tuple(pool.rooms[1].hot)),
+        (1, (), (11,), None),
     ]
+
+
+def test_going_hot_needs_no_free_page(pool):
+    """The hot buffer is made of what the request gives up, but of no page that a save still reads."""
+    admit(pool, 1, 12)
+    saved = {pool.copy_started(1, block, Use.SAVE) for block in range(2)}
+    taken = [pool.pages.take() for _ in range(pool.pages.free_count)]
+    change = pool.go_hot(1)
+    assert change.hot == tuple(pool.rooms[1].hot)
+    assert len(change.hot) == HOT_MAX
+    assert not set(change.hot) & {*saved, *taken}
+    assert pool.pages.free_count == 11 - 2 - HOT_MAX
+    assert pool.pages.left_count == 2
+    for block in range(2):
+        pool.copy_ended(1, block, Use.SAVE)
+    for page in taken:
+        pool.pages.give_back(page)
+
+
+def test_who_has_nothing_to_give_up_stays_resident(pool):
+    """Pages for a hot buffer come from the free ones only where the others can still grow."""
+    admit(pool, 1, 12, covered=False)
+    admit(pool, 2, 12, covered=False)
+    admit(pool, 3, 3, covered=False)
+    assert pool.pages.free_count == GROWTH_PAGES * len(pool.rooms)
+    assert pool.go_hot(3) is None
+    assert pool.rooms[3].stage is Stage.RESIDENT
+    pool.remove(2)
+    assert len(pool.go_hot(3).hot) == HOT_MIN
+
+
+def test_hot_buffers_shrink_when_nobody_is_left_to_go_hot(pool):
+    """The one that missed least per page gives first, and none gives the least that a step needs."""
+    for request in (1, 2, 3):
+        admit(pool, request, 8)
+        pool.go_hot(request)
+    pool.steer({1: 50, 2: 10, 3: 90})
+    assert [len(pool.rooms[request].hot) for request in (1, 2, 3)] == [HOT_MAX] * 3
+    taken = [pool.pages.take() for _ in range(pool.pages.free_count - 5)]
+    assert admit(pool, 4, 4, covered=False) is Admission.RESIDENT  # with a page for each to grow it takes eight
+    assert [len(pool.rooms[request].hot) for request in (1, 2, 3)] == [HOT_MAX - 1, HOT_MIN, HOT_MAX]
+    grown = 0
+    while pool.grow(4, 5 + grown)[0]:
+        grown += 1
+    assert [len(pool.rooms[request].hot) for request in (1, 2, 3)] == [HOT_MIN] * 3
+    assert pool.pages.free_count == 0
+    for page in taken:
+        pool.pages.give_back(page)
 
 
 def test_a_request_that_cannot_grow_waits(pool):
@@ -95,23 +148,55 @@ def test_a_request_that_cannot_grow_waits(pool):
 def test_widening_leaves_room_for_the_others(pool):
     """Who misses most per page is widened, but not into pages the others are about to need, nor for nothing."""
     for request in (1, 2):
-        admit(pool, request, 10)
+        admit(pool, request, 8)
         pool.go_hot(request)
     assert pool.choose_wider({}) is None
     assert pool.choose_wider({1: 5, 2: 9}) == 2
     pool.widen(2)
     assert pool.choose_wider({1: 5, 2: 9}) == 1
     admit(pool, 3, 3)
-    assert pool.pages.free_count == 16
-    assert WIDEN_SPARE_PAGES * 3 + 9 > 16
+    assert pool.pages.free_count < WIDEN_SPARE_PAGES * 3 + 7
     assert pool.choose_wider({1: 5}) is None
+    pool.load_ended(2, pool.rooms[2].loading, whole=True)
+    assert not pool.rooms[2].hot  # all its rows are in pages now
+    assert pool.rooms[2].stage is Stage.RESIDENT
+
+
+def test_a_hot_request_that_becomes_resident_makes_room_for_itself(pool):
+    """Its own hot pages count among those it needs."""
+    admit(pool, 1, 12)
+    pool.go_hot(1)
+    admit(pool, 2, 12, covered=False)
+    taken = [pool.pages.take() for _ in range(pool.pages.free_count - 10)]
+    assert pool.make_resident(1)[0]  # eleven, and a page for each to grow
+    assert not pool.rooms[1].hot
+    assert pool.pages.free_count == GROWTH_PAGES * 2
+    for page in taken:
+        pool.pages.give_back(page)
+
+
+def test_free_pages_go_to_who_misses(pool):
+    """Spare pages enlarge the hot buffer that misses most per page, and leave the others room to grow."""
+    for request in (1, 2):
+        admit(pool, request, 4)
+        pool.go_hot(request)
+    assert [len(pool.rooms[request].hot) for request in (1, 2)] == [HOT_MIN] * 2  # half of three pages
+    taken = [pool.pages.take() for _ in range(pool.pages.free_count - LENDING_SPARE_PAGES * 2 - 1)]
+    wider, [change] = pool.steer({1: 5, 2: 9})
+    assert wider is None
+    assert change.request == 2
+    assert len(change.hot) == HOT_MIN + 1
+    assert pool.steer({1: 5, 2: 9}) == (None, [])
+    for page in taken:
+        pool.pages.give_back(page)
+    assert pool.steer({2: 9})[0] == 2  # now it may have all its rows in pages
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_no_order_of_events_loses_a_page(seed):
     """Ten thousand random decisions: rows, pages and copies are exact after each, and all is free at the end."""
     chance = random.Random(seed)
-    pool = HotPool(PoolLimits(ROWS, PAGES, BLOCKS))
+    pool = HotPool(LIMITS)
     copies: list[tuple[int, int, Use]] = []
     loads: list[tuple[int, tuple[int, ...]]] = []
     seen: set[object] = set()
@@ -147,9 +232,19 @@ def act(pool, chance, copies, loads):
     if not pool.rooms:
         return
     request = chance.choice(list(pool.rooms))
+    choice = chance.randrange(8)
+    if choice == 7:
+        wider, _ = pool.steer({owner: chance.randrange(200) for owner in pool.rooms})
+        if wider is not None:
+            loads.append((wider, pool.rooms[wider].loading))
+    else:
+        act_on(pool, chance, copies, loads, request, choice)
+
+
+def act_on(pool, chance, copies, loads, request, choice):
+    """One thing that may happen to this request."""
     room = pool.rooms[request]
     block = chance.randrange(room.blocks)
-    choice = chance.randrange(7)
     if choice == 0 and room.blocks < BLOCKS:
         pool.grow(request, room.blocks + 1)
     elif choice in {1, 2}:

@@ -21,7 +21,7 @@ class Pair:
         self.world.let(reference)
         shape = self.world.shape
         self.model = Model(
-            shape.slots,
+            shape.newest_at,
             shape.newest,
             shape.limits.queries,
             shape.ids_per_block,
@@ -29,13 +29,16 @@ class Pair:
             shape.partial_ids,
         )
         self.requests, self.group = self.world.copyists[0].requests, self.world.copyists[0].group
-        self.known: dict[int, int] = {}
 
-    def follow_openings(self) -> None:
-        """A request that was opened anew has no step behind it: its planned length says so."""
+    def follow(self) -> None:
+        """What happened between steps: requests opened anew or resized, pages that came and went."""
+        for request, count, stay in self.world.changes:
+            if stay is None:
+                self.model.open(request, self.world.lengths[request], count)
+            else:
+                self.model.resize(request, count, stay)
         for request in self.world.lengths:
-            if int(self.group.planned_length[request]) == EMPTY:
-                self.model.open(request, int(self.requests.length[request]), [])
+            self.model.requests[request].newest_there = EMPTY not in self.world.newest[request]
             first = int(self.requests.newest_first[request])
             self.model.requests[request].newest_first = 1 << 31 if first == UNMANAGED else first
             self.model.pages[request] = [
@@ -43,10 +46,8 @@ class Pair:
             ]
 
     def check_answer(self, row: int, request: int, answer: Answer) -> None:
-        base = request * self.world.shape.width
-
         def slots(cells: list[int | None]) -> list[int]:
-            return [EMPTY if cell is None else base + cell for cell in cells]
+            return [EMPTY if cell is None else self.world.place(request, cell) for cell in cells]
 
         assert self.group.slots[row].tolist() == [slots(cells) for cells in answer.slots]
         assert self.group.newest_slot[row].tolist() == slots(answer.newest)
@@ -59,8 +60,8 @@ class Pair:
             if request not in self.world.lengths:
                 continue
             held = [EMPTY if each is None else each for each in state.held]
-            assert self.group.slot_position[request].tolist() == held
-            assert self.group.order[request].tolist() == state.order
+            assert self.group.slot_position[request, : len(held)].tolist() == held
+            assert self.group.order[request, : len(held)].tolist() == state.order
             assert bool(self.requests.ok[request]) == state.ok
             counters = self.group.counters[request]
             assert counters[[HITS, MISSES, ABSENTS, REFUSED]].tolist() == [
@@ -73,7 +74,7 @@ class Pair:
             assert {block: int(heat[block]) for block in heat.nonzero().flatten().tolist()} == state.heat
 
     def step(self, step: Step) -> None:
-        self.follow_openings()
+        self.follow()
         self.world.settle(step.batch)
         self.world.take(step)
         for row, request in enumerate(step.batch):
@@ -81,6 +82,7 @@ class Pair:
         assert (self.group.slots[len(step.batch) :] == EMPTY).all()
         self.check_state()
         assert self.world.misplaced(step) == []
+        assert self.world.trampled() == []
 
 
 def run(pair: Pair, steps: int) -> dict[str, int]:
@@ -91,7 +93,7 @@ def run(pair: Pair, steps: int) -> dict[str, int]:
         step = world.draw()
         if step.batch and world.chance.random() < 0.15:
             world.lose_pages(step.batch)
-        if step.batch and world.chance.random() < 0.03:
+        if step.batch and world.chance.random() < 0.05:
             step.topk[0, 0, 0] = world.chance.choice([-2, 100_000])
         pair.step(step)
         failed = [request for request in step.batch if not pair.requests.ok[request]]
@@ -101,8 +103,7 @@ def run(pair: Pair, steps: int) -> dict[str, int]:
             seen["absent"] += count > 0
             seen["refused"] += count == 0
         for row, request in enumerate(step.batch):
-            fits = world.shape.visible_ids(world.lengths[request] + world.shape.limits.queries) <= world.shape.slots
-            seen["short" if fits else "long"] += 1
+            seen["short" if world.fits(request) else "long"] += 1
             pair.model.commit(request, step.accepted[row])
         world.commit(step)
         world.rearm(step.batch)

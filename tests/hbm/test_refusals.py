@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from flexkv_py.errors import ErrorCode, FlexKVError
-from flexkv_tiers.hbm.budget import hot_bytes, page_bytes, page_count, table_bytes
+from flexkv_tiers.hbm.budget import page_bytes, page_count, page_count_min, table_bytes
 from flexkv_tiers.hbm.granted import VERSIONS_HELD_MAX, PagesChange
 from flexkv_tiers.hbm.graph import padded_size
 from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.pool import Admission
+from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.shape import TableLimits
 from flexkv_tiers.hbm.steps import StepTables
 from flexkv_tiers.hbm.worker import Outcome
@@ -227,6 +227,12 @@ def test_groups_of_one_worker_are_alike():
         refused(BAD_ARGUMENT, StepTables, wrong, 8, CPU)
 
 
+def test_hot_buffers_that_cannot_be_are_refused():
+    """Fewer pages at first than one step's selection takes, or more than the tables have slots for."""
+    for pages in (0, 3):
+        refused(BAD_ARGUMENT, lambda pages=pages: Decoder(start_pages=pages))
+
+
 def test_a_batch_no_graph_was_captured_for_is_refused():
     """The smallest captured size that holds the batch is used; beyond the largest there is none."""
     assert [padded_size(batch, [1, 4, 8]) for batch in (1, 2, 4, 7)] == [1, 4, 4, 8]
@@ -234,20 +240,20 @@ def test_a_batch_no_graph_was_captured_for_is_refused():
 
 
 def test_one_budget_makes_the_pages():
-    """Hot buffers, tables and pages together take no more than the budget, and as much of it as whole pages can."""
+    """Tables and pages together take no more than the budget, and as much of it as whole pages can."""
     _, made = shapes(TableLimits(3, 3, 16))
-    fixed = hot_bytes(made) + table_bytes(made)
+    fixed = table_bytes(made)
     assert page_count(fixed + 10 * page_bytes(made) + 7, made) == 10
     tables = StepTables(made, 10, CPU)
     rows = sum(rows.nbytes for group in tables.groups.values() for layers in group.all_rows for rows in layers)
-    assert rows == hot_bytes(made) + 10 * page_bytes(made)
+    assert rows == 10 * page_bytes(made)
     owners = [tables, tables.requests, tables.requests.segments, tables.resident, *tables.groups.values()]
     found = [value for owner in owners for value in vars(owner).values() if isinstance(value, torch.Tensor)]
     found += [*tables._slots.values()]
     assert sum(
         {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}.values()
     ) == (table_bytes(made))
-    refused(BAD_ARGUMENT, page_count, fixed + 5 * page_bytes(made), made)
+    refused(BAD_ARGUMENT, page_count, fixed + page_count_min(made) * page_bytes(made) - 1, made)
 
 
 def refused(code, call, *arguments):

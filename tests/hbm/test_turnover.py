@@ -12,8 +12,8 @@ from collections import Counter
 import pytest
 
 from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.pool import Admission, Stage
 from flexkv_tiers.hbm.replay import StepState
+from flexkv_tiers.hbm.rooms import Admission, Stage
 from tests.hbm.decoder import BLOCK_TOKENS, Decoder, select_some
 
 TEXTS = 5
@@ -67,7 +67,9 @@ class Turnover:
             if chance.random() < 0.4:
                 self._change_pages(request)
         if chance.random() < 0.2:
-            self.seen["widening"] += decoder.widen() is not None
+            before = self.hot_pages()
+            self.seen["widening"] += decoder.steer() is not None
+            self.seen["resized"] += self.hot_pages() != before
         if chance.random() < 0.7:
             decoder.acknowledge()
         if chance.random() < 0.05:
@@ -94,6 +96,9 @@ class Turnover:
                 save = full or self.chance.random() < 0.5
                 self.decoder.detach(request, save=save)
                 self.seen["finished" if save else "cancelled"] += 1
+
+    def hot_pages(self) -> list[int]:
+        return [len(room.hot) for room in self.decoder.path.pool.rooms.values()]
 
     def end(self) -> None:
         """Everything ends; then every page, row and frame must be free."""
@@ -138,8 +143,8 @@ EXPECTED = [
 
 KINDS = {
     "tokens": {},
-    "speculation": {"queries": 4, "slots": 24},
-    "compressed": {"per_id": 4, "queries": 2},
+    "speculation": {"queries": 4, "slots": 24, "selected": 3},
+    "compressed": {"per_id": 4, "queries": 2, "slots": 8, "selected": 3},
 }
 
 
@@ -158,6 +163,5 @@ def test_long_turnover(kind):
     """The same for 10,000 steps, in which requests are also given up: made resident, or handed back."""
     turnover = Turnover(11, **KINDS[kind])
     turnover.run(10_000)
-    assert [name for name in [*EXPECTED, "widening", "load", "hand_back"] if not turnover.seen[name]] == [], (
-        turnover.seen
-    )
+    more = ["widening", "resized", "load", "hand_back"]
+    assert [name for name in [*EXPECTED, *more] if not turnover.seen[name]] == [], turnover.seen

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from flexkv_tiers.hbm.newest import SaveOutcome
-from flexkv_tiers.hbm.pool import Admission, Stage
 from flexkv_tiers.hbm.replay import agree_oks, agree_versions
+from flexkv_tiers.hbm.rooms import Admission, Stage
 from flexkv_tiers.hbm.worker import Outcome
 from tests.hbm.decoder import BLOCK_TOKENS, Decoder, select_some
 from tests.hbm.store import Store
@@ -35,6 +35,7 @@ def test_a_resident_request_decodes_without_the_daemon(decoder):
         assert decoder.step([1], select_some(chance)) == [Outcome.DONE]
     assert decoder.lengths[1] == 50
     assert all(not group.counters.any() for group in decoder.path.tables.groups.values())
+    assert all(not group.slot_count.any() for group in decoder.path.tables.groups.values())  # it has no hot buffer
 
 
 def test_under_pressure_the_longest_goes_hot_without_a_pause(decoder):
@@ -42,8 +43,10 @@ def test_under_pressure_the_longest_goes_hot_without_a_pause(decoder):
     assert decoder.attach(1, text=1, tokens=100) is Admission.RESIDENT
     decoder.save_all()
     decoder.grant_all(1)
-    assert decoder.attach(2, text=2, tokens=90) is Admission.RESIDENT
+    given_up = set(decoder.path.pages(1).values())
+    assert decoder.attach(2, text=2, tokens=80) is Admission.RESIDENT
     assert decoder.path.pool.rooms[1].stage is Stage.HOT
+    assert set(decoder.path.pool.rooms[1].hot) <= given_up  # its hot buffer is made of its own pages
     chance = random.Random(2)
     for _ in range(10):
         assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE, Outcome.DONE]
@@ -285,12 +288,12 @@ def test_the_request_that_misses_most_becomes_resident(decoder):
     decoder.start_hot(2, text=2, tokens=40)
     decoder.grant_all(1)
     decoder.grant_all(2)
-    assert decoder.widen() is None  # nobody has missed anything yet
+    assert decoder.steer() is None  # nobody has missed anything yet
     chance = random.Random(5)
     for _ in range(6):
         far = [chance.randrange(56) for _ in range(6)]
         decoder.step([1, 2], lambda request, shape, visible, far=far: far if request == 1 else [0, 1])
-    assert decoder.widen() == 1
+    assert decoder.steer() == 1
     for _ in range(3):
         assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
     decoder.end_load(0)
@@ -302,6 +305,30 @@ def test_the_request_that_misses_most_becomes_resident(decoder):
     decoder.path.go_hot(1)
     assert decoder.path.pool.rooms[1].stage is Stage.HOT
     assert decoder.step([1, 2], select_some(chance)) == [Outcome.DONE] * 2
+
+
+def test_hot_buffers_follow_misses_while_requests_decode():
+    """Pages go from the request that always finds its rows to the one that misses, and every row stays right."""
+    decoder = Decoder(requests=2, slots=32, start_pages=2)
+    for request in (1, 2):
+        decoder.start_hot(request, text=request, tokens=60)
+        decoder.grant_all(request)
+    pools = decoder.path.pool
+    taken = [pools.pages.take() for _ in range(pools.pages.free_count - 4)]  # none to spare
+    chance, sizes = random.Random(7), []
+
+    def select(request, shape, visible):
+        return [0, 1, 2] if request == 1 else [chance.randrange(56) for _ in range(6)]
+
+    for _ in range(6):
+        for _ in range(16):
+            assert set(decoder.step([1, 2], select, lambda _: 0)) == {Outcome.DONE}
+        assert decoder.steer() is None
+        sizes.append(tuple(len(pools.rooms[request].hot) for request in (1, 2)))
+    assert sizes == [(1, 3)] * 6
+    for page in taken:
+        pools.pages.give_back(page)
+    decoder.check()
 
 
 def test_a_block_is_loaded_while_its_old_page_is_still_being_saved(decoder):
@@ -318,7 +345,7 @@ def test_a_block_is_loaded_while_its_old_page_is_still_being_saved(decoder):
     assert [order.block for order, _ in decoder.saves] == [7]
     decoder.grant_all(2)  # it leaves its page, under the save
     decoder.step([2], lambda *_: [56, 57, 58])
-    assert decoder.widen() == 2
+    assert decoder.steer() == 2
     decoder.end_load(0)
     decoder.end_save(0, SaveOutcome.STORED)
     assert decoder.step([2], lambda *_: [56, 57, 63]) == [Outcome.DONE]
@@ -330,7 +357,7 @@ def test_a_failed_widening_leaves_the_request_hot(decoder):
     decoder.grant_all(1)
     decoder.step([1], fill)
     free = decoder.path.pool.pages.free_count
-    assert decoder.widen() == 1
+    assert decoder.steer() == 1
     decoder.end_load(0, whole=False)
     assert decoder.path.pool.rooms[1].stage is Stage.HOT
     assert decoder.path.pool.pages.free_count == free

@@ -9,7 +9,7 @@ import torch
 
 from flexkv_tiers.hbm.gather import Kernels
 from flexkv_tiers.hbm.granted import PagesChange
-from flexkv_tiers.hbm.pool import Admission
+from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.shape import TableLimits
 from flexkv_tiers.hbm.steps import StepTables
 from flexkv_tiers.hbm.tables import EMPTY

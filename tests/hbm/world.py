@@ -1,4 +1,4 @@
-"""A worker's decode steps drawn from a seed: requests come, grow, meet absent rows, are verified, and go.
+"""A worker's decode steps drawn from a seed: requests come, grow, are resized, meet absent rows, are verified, and go.
 
 Every implementation given takes the same steps on tables of its own, over one arena of random bytes. What
 row an output must name is known from the arena, whatever the tables say.
@@ -15,6 +15,7 @@ import torch
 from flexkv_py.geometry import ALIGN_BYTES, Geometry, Plane
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits, group_shape
 from flexkv_tiers.hbm.tables import EMPTY, UNMANAGED, GroupTables, RequestTables, RowSteps
+from tests.hbm.contents import FREED
 
 CPU = torch.device("cpu")
 REQUESTS = 4
@@ -131,7 +132,7 @@ class Copyist:
         for name in ("miss_id", "miss_slot", "miss_frame"):
             found[name] = _valid(found[name], found["miss_count"])
         found["absent_ids"] = _valid(found["absent_ids"], found["absent_count"])
-        for plane, layers in enumerate(self.group.rows):
+        for plane, layers in enumerate(self.group.all_rows):
             found |= {f"rows {plane} {layer}": rows.cpu() for layer, rows in enumerate(layers)}
         return found
 
@@ -163,6 +164,18 @@ class World:
         self.favourites: dict[int, list[int]] = {}
         self.spoilt: set[tuple[int, int]] = set()
         """(request, id) whose rows a rejected token wrote in this step."""
+        self.changes: list[tuple[int, int, set[int] | None]] = []
+        """Before this step: (request, its slots now, those still in their page; None where it was opened)."""
+        columns, hot = self.shape.columns, self.shape.hot_columns
+        pages = [list(range(request * columns, (request + 1) * columns)) for request in range(REQUESTS)]
+        self.hot = [own[:hot] for own in pages]
+        """HBM pages of each request's LRU slots, by column."""
+        self.newest = [own[hot:] for own in pages]
+        """The same of its newest slots; EMPTY in requests that have none."""
+        self.count = [self.shape.slots] * REQUESTS
+        self.free: list[int] = []
+        self.fitted = [False] * REQUESTS
+        """Where unsaved rows of a request lie: in their own slots, or in newest ones."""
 
     def let(self, steps: RowSteps, device: torch.device = CPU) -> Copyist:
         """One more implementation takes all steps from the first on; outputs are looked up in the first's."""
@@ -180,14 +193,17 @@ class World:
 
     def draw(self) -> Step:
         """Open and close requests, save pages, and draw a selection for some of those that are open."""
+        self.changes = []
         for request in range(REQUESTS):
             if request not in self.lengths:
                 self._open(request)
-            elif self.lengths[request] + self.shape.limits.queries > self.tokens_max or self.chance.random() < 0.01:
+            elif self.lengths[request] + self.shape.limits.queries > self.tokens_max or self.chance.random() < 0.03:
                 self._close(request)
             else:
                 self._save(request)
-        batch = self.chance.sample(sorted(self.lengths), self.chance.randint(0, self.shape.limits.batch_max))
+        self._resize_some()
+        most = min(self.shape.limits.batch_max, len(self.lengths))
+        batch = self.chance.sample(sorted(self.lengths), self.chance.randint(0, most))
         queries, selected = self.shape.limits.queries, self.shape.selected
         size = (self.shape.limits.batch_max, queries, selected)
         topk = torch.randint(-5, 10_000, size, dtype=torch.int32, generator=self.noise)
@@ -199,14 +215,22 @@ class World:
     def settle(self, batch: list[int]) -> None:
         """Requests that outgrow their slots in this step take their unsaved rows to the newest slots."""
         for request in batch:
-            length, queries = self.lengths[request], self.shape.limits.queries
-            fits = self.shape.visible_ids(length + queries) <= self.shape.slots
+            length = self.lengths[request]
             first = self.shape.whole_ids(min(length, self.newest_first[request]))
-            for copyist in self.copyists:
-                planned = int(copyist.group.planned_length[request])
-                did_fit = planned >= 0 and self.shape.visible_ids(planned + queries) <= self.shape.slots
-                if did_fit and not fits:
+            for copyist in self.copyists if self.fitted[request] and not self.fits(request) else []:
+                if EMPTY not in self.newest[request]:
                     copyist.group.settle(request, first, self.shape.visible_ids(length))
+            self.fitted[request] = self.fits(request)
+
+    def fits(self, request: int) -> bool:
+        return self._visible(request) <= self.count[request]
+
+    def place(self, request: int, slot: int) -> int:
+        """Where a slot of a request lies, EMPTY where it has no page."""
+        column, within = divmod(slot, self.shape.ids_per_block)
+        hot = self.hot[request]
+        columns = hot + [EMPTY] * (self.shape.hot_columns - len(hot)) + self.newest[request]
+        return EMPTY if columns[column] == EMPTY else columns[column] * self.shape.ids_per_block + within
 
     def take(self, step: Step) -> None:
         """Plan and copy, then write the rows of the step's own tokens where the plan says."""
@@ -251,12 +275,53 @@ class World:
             for each, slot in zip(chosen, slots, strict=True):
                 if slot == EMPTY or (request, each) in self.spoilt:
                     continue
-                for plane, layers in enumerate(group.rows):
+                for plane, layers in enumerate(group.all_rows):
                     for layer, rows in enumerate(layers):
-                        got = rows.view(-1, rows.shape[2])[slot].numpy().tobytes()
+                        got = rows[slot].numpy().tobytes()
                         if got != self.arena.row(request, each, plane, layer):
                             wrong.append((request, each))
         return wrong
+
+    def trampled(self) -> list[int]:
+        """Pages of nobody that were written to: must be none."""
+        group, within = self.copyists[0].group, self.shape.ids_per_block
+        every = [rows.view(-1, within, rows.shape[1])[self.free] for layers in group.all_rows for rows in layers]
+        return [page for at, page in enumerate(self.free) if any((rows[at] != FREED).any() for rows in every)]
+
+    def _resize_some(self) -> None:
+        """Pages go from some requests to others."""
+        for request in range(REQUESTS):
+            if request in self.lengths and self.chance.random() < 0.15:
+                self._resize(request)
+
+    def _resize(self, request: int) -> None:
+        """Any size, now and then one that a step's selection may not fit into."""
+        shape, old = self.shape, self.hot[request]
+        kept = old[: self.chance.choice([len(old), self.chance.randint(0, len(old))])]
+        least = 0 if self.chance.random() < 0.1 else shape.picks
+        wanted = self.chance.choice([shape.slots, self.chance.randint(least, shape.slots)])
+        column_count = min(-(-wanted // shape.ids_per_block), len(old) + len(self.free))
+        taken, self.free = kept[:column_count], self.free + old[len(kept[:column_count]) :]
+        self.chance.shuffle(self.free)
+        while len(taken) < column_count:
+            taken.append(self.free.pop())
+        self._fill_free()
+        self.hot[request], self.count[request] = taken, min(wanted, column_count * shape.ids_per_block)
+        same = {column for column, pages in enumerate(zip(old, taken, strict=False)) if pages[0] == pages[1]}
+        stay = {slot for slot in range(self.count[request]) if slot // shape.ids_per_block in same}
+        self.changes.append((request, self.count[request], stay))
+        for copyist in self.copyists:
+            copyist.group.resize(request, taken, self.count[request], self._visible(request))
+        self._write_unsaved(request)
+
+    def _fill_free(self) -> None:
+        for copyist in self.copyists:
+            for layers in copyist.group.all_rows:
+                for rows in layers:
+                    rows.view(-1, self.shape.ids_per_block, rows.shape[1])[self.free] = FREED
+
+    def _visible(self, request: int) -> int:
+        return self.shape.visible_ids(self.lengths[request] + self.shape.limits.queries)
 
     def _open(self, request: int) -> None:
         block = self.shape.tokens_per_block
@@ -265,10 +330,14 @@ class World:
         self.lengths[request] = length
         self.newest_first[request] = length // block * block if managed else UNMANAGED
         self.favourites[request] = []
+        self.changes.append((request, self.count[request], None))
+        own = range(request * self.shape.columns, (request + 1) * self.shape.columns)[self.shape.hot_columns :]
+        self.newest[request] = list(own) if managed or self.chance.random() < 0.7 else [EMPTY] * len(own)
         for copyist in self.copyists:
             copyist.requests.open(request, length)
             copyist.requests.newest_first[request] = self.newest_first[request]
             copyist.group.open(request)
+            copyist.group.slot_page[request, self.shape.hot_columns :] = torch.tensor(self.newest[request])
             copyist.group.page_table[request] = torch.tensor(self.pages(request))
         self._write_unsaved(request)
 
@@ -282,25 +351,25 @@ class World:
     def _write_unsaved(self, request: int) -> None:
         """What prefill left of the page being written."""
         shape, length = self.shape, self.lengths[request]
-        fits = shape.visible_ids(length + shape.limits.queries) <= shape.slots
+        self.fitted[request] = self.fits(request)
         first = shape.whole_ids(min(length, self.newest_first[request]))
         for each in range(first, shape.visible_ids(length)):
-            slot = each if fits else shape.slots + each % shape.newest
-            self._write(request * shape.width + slot, request, each)
+            slot = each if self.fits(request) else shape.newest_at + each % shape.newest
+            self._write(self.place(request, slot), request, each)
 
     def _write(self, slot: int, request: int, each: int, *, spoil: bool = False) -> None:
+        if slot == EMPTY:
+            return
         for copyist in self.copyists:
-            for plane, layers in enumerate(copyist.group.rows):
+            for plane, layers in enumerate(copyist.group.all_rows):
                 for layer, rows in enumerate(layers):
                     row = self.arena.row(request, each, plane, layer)
                     written = bytes(255 - byte for byte in row) if spoil else row
-                    rows.view(-1, rows.shape[2])[slot] = torch.frombuffer(bytearray(written), dtype=torch.uint8)
+                    rows[slot] = torch.frombuffer(bytearray(written), dtype=torch.uint8)
 
     def _write_newest(self, row: int, request: int, query: int, accepted: int) -> None:
         length, shape = self.lengths[request], self.shape
         slot = int(self.copyists[0].group.newest_slot[row, query])
-        if slot == EMPTY:
-            return
         each = (length + query) // shape.tokens_per_id
         kept_from = each * shape.tokens_per_id if shape.partial_ids else (each + 1) * shape.tokens_per_id - 1
         spoil = kept_from >= length + accepted
@@ -327,8 +396,7 @@ class World:
 
     def _select(self, request: int) -> list[int]:
         """Favourites, fresh ids, the newest; some cells padding, some twice, some rows short."""
-        shape, length = self.shape, self.lengths[request]
-        visible = shape.visible_ids(length + shape.limits.queries)
+        shape, visible = self.shape, self._visible(request)
         if not visible:
             return [EMPTY] * shape.selected
         known = [each for each in self.favourites[request] if each < visible]

@@ -1,7 +1,7 @@
-"""One HBM budget: what hot buffers and tables take of it, and how many pages the rest makes.
+"""One HBM budget: what tables take of it, and how many pages the rest makes.
 
-Owns this arithmetic only. Every request has its hot buffers whether it uses them or not, so more rows of the tables
-leave fewer pages: more requests at once, of which fewer stay resident. Called by whoever sizes a worker.
+Owns this arithmetic only. Hot buffers are pages too, so room for more requests at once costs the rows of the tables,
+and the pages that each of them must be able to have. Called by whoever sizes a worker.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.pool import GROWTH_PAGES
 from flexkv_tiers.hbm.shape import GroupShape, metadata_bytes
 from flexkv_tiers.hbm.tables import SEGMENTS_MAX
-
-
-def hot_bytes(shapes: Sequence[GroupShape]) -> int:
-    """Bytes of all hot buffers: every request, group, layer and plane that moves."""
-    requests = shapes[0].limits.requests_max
-    return requests * sum(
-        shape.width * plane.slot_bytes * len(shape.layers) for shape in shapes for plane in shape.planes
-    )
 
 
 def page_bytes(shapes: Sequence[GroupShape]) -> int:
@@ -43,18 +35,23 @@ def table_bytes(shapes: Sequence[GroupShape]) -> int:
     return limits.requests_max * per_request + limits.batch_max * per_batch_row + shared
 
 
-def page_count(hbm_bytes: int, shapes: Sequence[GroupShape]) -> int:
-    """HBM pages that `hbm_bytes` leave beside hot buffers and tables.
+def page_count_min(shapes: Sequence[GroupShape]) -> int:
+    """HBM pages with which every request can step: the least of a hot buffer, the page it writes, and its next one."""
+    least = max(shape.hot_columns_min for shape in shapes) + 1 + GROWTH_PAGES
+    return shapes[0].limits.requests_max * least
 
-    Raises FlexKVError(BAD_ARGUMENT) where not every request could have the page it writes and its next one.
+
+def page_count(hbm_bytes: int, shapes: Sequence[GroupShape]) -> int:
+    """HBM pages that `hbm_bytes` leave beside the tables.
+
+    Raises FlexKVError(BAD_ARGUMENT) where these are fewer than `page_count_min`.
     """
-    fixed = hot_bytes(shapes) + table_bytes(shapes)
-    least = shapes[0].limits.requests_max * (1 + GROWTH_PAGES)
+    fixed, least = table_bytes(shapes), page_count_min(shapes)
     count = (hbm_bytes - fixed) // page_bytes(shapes)
     if count < least:
         raise FlexKVError(
             ErrorCode.BAD_ARGUMENT,
-            f"{hbm_bytes} bytes of HBM for {shapes[0].limits.requests_max} requests: hot buffers and tables take "
-            f"{fixed}, and {least} pages of {page_bytes(shapes)} are the least; give more, or lower requests_max",
+            f"{hbm_bytes} bytes of HBM for {shapes[0].limits.requests_max} requests: tables take {fixed}, and {least} "
+            f"pages of {page_bytes(shapes)} are the least; give more, or lower requests_max",
         )
     return count

@@ -69,7 +69,8 @@ class Kernels:
         plan_kernel[(shape.limits.batch_max,)](
             requests.batch, requests.request, requests.length, requests.newest_first, requests.ok,
             requests.absent_group, requests.absent_count, requests.absent_ids,
-            group.slot_position, group.order, group.page_table, group.planned_length, group.heat, group.counters,
+            group.slot_count, group.slot_page, group.slot_position, group.order,
+            group.page_table, group.planned_length, group.heat, group.counters,
             topk, group.slots, group.newest_slot, group.miss_count, group.miss_id, group.miss_slot, group.miss_frame,
             scratch.cells, scratch.notes,
             **plan_constants(shape, requests.absent_ids.shape[1]), num_warps=PLAN_WARPS,
@@ -82,7 +83,7 @@ class Kernels:
         shape, segments = group.shape, requests.segments
         copy_kernel[(self.programs,)](
             requests.batch, group.miss_count, group.miss_id, group.miss_slot, group.miss_frame,
-            segments.bases, segments.units, group.rows[plane][layer].view(torch.int64),
+            segments.bases, segments.units, group.all_rows[plane][layer].view(torch.int64),
             shape.planes[plane].offsets[layer], **copy_constants(shape, plane), num_warps=COPY_WARPS,
         )
         # fmt: on
@@ -102,6 +103,8 @@ def plan_constants(shape: GroupShape, absent_stride: int) -> dict[str, int]:
         "QUERIES": shape.limits.queries,
         "PICKS": shape.picks,
         "SLOTS": shape.slots,
+        "COLUMNS": shape.columns,
+        "NEWEST_AT": shape.newest_at,
         "NEWEST": shape.newest,
         "PER_ID": shape.tokens_per_id,
         "PARTIAL": int(shape.partial_ids),

@@ -7,6 +7,7 @@ the embedder's (a client's `save`), and which page a block lies in is `pool`'s. 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 SAVES_RUNNING_MAX = 4
@@ -22,6 +23,15 @@ class SaveOutcome(Enum):
     """Not now: it becomes due again."""
     REFUSED = "refused"
     """Never: the block stays in HBM as long as its request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveOrder:
+    """Save this block from this HBM page, then say `save_ended`."""
+
+    request: int
+    block: int
+    page: int
 
 
 class NewestBlocks:

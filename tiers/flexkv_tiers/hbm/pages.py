@@ -1,7 +1,8 @@
-"""HBM pages: which are free, which hold a block of a request, and which a running copy still reads.
+"""HBM pages: which are free, which somebody holds, and which a running copy still uses.
 
-A page is room for all rows of one block, every layer and plane, in the worker's own paged KV. Owns the
-count and nothing else: `pool` decides who gets a page, `worker` knows where its rows lie. Pure.
+A page is room for all rows of one block, every layer and plane, in the worker's own paged KV; it holds a block, or is
+part of a hot buffer. Owns the count and nothing else: `pool` decides who gets a page, `steps` knows where its rows lie.
+Pure.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class PagePool:
     def left_count(self) -> int:
         """Pages nobody holds that are not free yet, because a copy still reads them."""
         return len(self._left)
+
+    def is_copied(self, page: int) -> bool:
+        """True while a copy reads or writes it: nobody else may write to it."""
+        return page in self._copies
 
     def take(self) -> int:
         return self._free.pop()

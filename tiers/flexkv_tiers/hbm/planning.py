@@ -21,10 +21,11 @@ _EMPTY = tl.constexpr(-1)
 @triton.jit
 def plan_kernel(
     batch, request_of, length, newest_first, ok, absent_group, absent_count, absent_ids,
-    slot_position, order, page_table, planned_length, heat, counters,
+    slot_count, slot_page, slot_position, order, page_table, planned_length, heat, counters,
     topk, slots, newest_slot, miss_count, miss_id, miss_slot, miss_frame,
     cells, notes,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr, NEWEST: tl.constexpr,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
+    NEWEST_AT: tl.constexpr, NEWEST: tl.constexpr,
     PER_ID: tl.constexpr, PARTIAL: tl.constexpr, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     ABSENT_STRIDE: tl.constexpr, CELL_BITS: tl.constexpr, PICK_TILE: tl.constexpr, SLOT_TILE: tl.constexpr,
 ):
@@ -38,12 +39,14 @@ def plan_kernel(
         _plan_request(
             tl.load(length + request), tl.load(newest_first + request), ok + request,
             absent_group + request, absent_count + request, absent_ids + request * ABSENT_STRIDE,
+            tl.load(slot_count + request), slot_page + request * COLUMNS,
             slot_position + request * SLOTS, order + request * SLOTS, page_table + request * BLOCKS,
             planned_length + request, heat + request * BLOCKS, counters + request * 4,
             topk + row * PICKS, slots, newest_slot, miss_count,
-            miss_id + row * PICKS, miss_slot + row * PICKS, miss_frame + row * PICKS, request * (SLOTS + NEWEST),
+            miss_id + row * PICKS, miss_slot + row * PICKS, miss_frame + row * PICKS,
             cells + row * (1 << CELL_BITS), notes + row * ((1 << CELL_BITS) + 2 * PICKS + SLOTS),
-            GROUP, QUERIES, PICKS, SLOTS, NEWEST, PER_ID, PARTIAL, PER_BLOCK, BLOCKS, CELL_BITS, PICK_TILE, SLOT_TILE,
+            GROUP, QUERIES, PICKS, SLOTS, NEWEST_AT, NEWEST, PER_ID, PARTIAL, PER_BLOCK, BLOCKS, CELL_BITS,
+            PICK_TILE, SLOT_TILE,
         )
     else:
         _answer_nothing(slots, newest_slot, miss_count, PICKS, QUERIES, PICK_TILE)
@@ -52,49 +55,52 @@ def plan_kernel(
 @triton.jit
 def _plan_request(
     tokens, newest_first, ok, absent_group, absent_count, absent_ids,
-    slot_position, order, page_table, planned_length, heat, counters,
-    topk, slots, newest_slot, miss_count, miss_id, miss_slot, miss_frame, base,
-    cells, cell_slot,
-    GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr, NEWEST: tl.constexpr,
-    PER_ID: tl.constexpr, PARTIAL: tl.constexpr, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    count, slot_page, slot_position, order, page_table, planned_length, heat, counters,
+    topk, slots, newest_slot, miss_count, miss_id, miss_slot, miss_frame, cells, cell_slot,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, PICKS: tl.constexpr, SLOTS: tl.constexpr, NEWEST_AT: tl.constexpr,
+    NEWEST: tl.constexpr, PER_ID: tl.constexpr, PARTIAL: tl.constexpr, PER_BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     CELL_BITS: tl.constexpr, PICK_TILE: tl.constexpr, SLOT_TILE: tl.constexpr,
 ):
-    """The phases of one request's step; all pointers are this request's own. `base` is its first slot number."""
+    """The phases of one request's step; all pointers are this request's own, and it has `count` LRU slots."""
     pick_cell = cell_slot + (1 << CELL_BITS)
-    victims = pick_cell + PICKS
-    walk = victims + PICKS
-    planned = _bind_written(planned_length, slot_position, tokens, QUERIES, SLOTS, PER_ID, PARTIAL)
+    victims, walk = pick_cell + PICKS, pick_cell + 2 * PICKS
+    planned = _bind_written(planned_length, slot_position, tokens, count, QUERIES, PER_ID, PARTIAL)
     first = tl.minimum(tokens, newest_first) // PER_ID
     visible = tl.minimum(_visible_ids(tokens + QUERIES, PER_ID, PARTIAL), BLOCKS * PER_BLOCK)
-    fits = visible <= SLOTS
+    fits = visible <= count
     refused = _insert_all(topk, cells, first, visible, PICKS, PICK_TILE, CELL_BITS)
-    refused += ((visible > SLOTS) & (visible - first > NEWEST)).to(tl.int32)
+    refused += ((visible > count) & (visible - first > NEWEST)).to(tl.int32)
     tl.debug_barrier()  # the table is complete, and what was written is bound
-    _find_all(topk, cells, cell_slot, pick_cell, slot_position, first, fits, PICKS, PICK_TILE, CELL_BITS)
+    refused += _find_all(
+        topk, cells, cell_slot, pick_cell, slot_page, slot_position, first, visible, fits, PICKS, NEWEST_AT, NEWEST,
+        PER_BLOCK, PICK_TILE, CELL_BITS,
+    )
     tl.debug_barrier()  # each selected cell's slot is that of its own, or empty
-    if visible > SLOTS:
-        _mark_hits(cells, cell_slot, slot_position, order, walk, SLOTS, SLOT_TILE, CELL_BITS)
+    if visible > count:
+        _mark_hits(cells, cell_slot, slot_position, order, walk, count, SLOTS, SLOT_TILE, CELL_BITS)
     tl.debug_barrier()  # slots of hits are in their cells, and the order is in the walk
     distinct, misses, absents = _list_misses(
         topk, cells, cell_slot, pick_cell, page_table, miss_id, miss_frame, absent_ids, PICKS, PER_BLOCK, PICK_TILE
     )
+    refused += (distinct > count).to(tl.int32)
     if refused + absents > 0:
         _refuse(ok, absent_group, absent_count, counters, absents, refused, GROUP)
         _answer_nothing(slots, newest_slot, miss_count, PICKS, QUERIES, PICK_TILE)
     else:
-        if visible > SLOTS:
-            _replace(order, walk, victims, SLOTS - distinct + misses, misses, SLOTS, SLOT_TILE)
+        if visible > count:
+            _replace(order, walk, victims, count - distinct + misses, misses, count, SLOTS, SLOT_TILE)
         tl.debug_barrier()  # each miss's victim is known
         _place_misses(
-            topk, cells, cell_slot, pick_cell, slot_position, victims, miss_slot, heat, base, fits,
+            topk, cells, cell_slot, pick_cell, slot_page, slot_position, victims, miss_slot, heat, fits,
             planned != -2 - tokens, PICKS, PER_BLOCK, PICK_TILE,
         )
         tl.debug_barrier()  # every selected cell has its slot
-        _answer(topk, slots, cell_slot, pick_cell, first, visible, base, fits, PICKS, SLOTS, NEWEST, PICK_TILE)
-        _place_newest(newest_slot, tokens, visible, base, fits, QUERIES, SLOTS, NEWEST, PER_ID)
-        tl.store(miss_count, misses)
-        tl.store(counters, tl.load(counters) + distinct - misses)
-        tl.store(counters + 1, tl.load(counters + 1) + misses)
+        _answer(
+            topk, slots, cell_slot, pick_cell, slot_page, first, visible, fits, PICKS, NEWEST_AT, NEWEST, PER_BLOCK,
+            PICK_TILE,
+        )
+        _place_newest(newest_slot, slot_page, tokens, visible, fits, QUERIES, NEWEST_AT, NEWEST, PER_ID, PER_BLOCK)
+        _count(miss_count, counters, distinct - misses, misses)
     tl.debug_barrier()  # nobody looks anything up any more
     _empty_cells(cells, pick_cell, PICKS, PICK_TILE)
 
@@ -107,15 +113,22 @@ def _visible_ids(tokens, PER_ID: tl.constexpr, PARTIAL: tl.constexpr):
 
 
 @triton.jit
-def _newest_of(ids, fits, SLOTS: tl.constexpr, NEWEST: tl.constexpr):
+def _newest_of(ids, fits, NEWEST_AT: tl.constexpr, NEWEST: tl.constexpr):
     """The slot of an id in no saved page."""
-    return tl.where(fits, ids, SLOTS + ids % NEWEST)
+    return tl.where(fits, ids, NEWEST_AT + ids % NEWEST)
+
+
+@triton.jit
+def _placed(slot_page, slots, wanted, PER_BLOCK: tl.constexpr):
+    """Where `wanted` slots lie in HBM pages; EMPTY for others, and where a column has no page."""
+    page = tl.load(slot_page + slots // PER_BLOCK, mask=wanted, other=_EMPTY)
+    return tl.where(page < 0, _EMPTY, page * PER_BLOCK + slots % PER_BLOCK)
 
 
 @triton.jit
 def _bind_written(
-    planned_length, slot_position, tokens,
-    QUERIES: tl.constexpr, SLOTS: tl.constexpr, PER_ID: tl.constexpr, PARTIAL: tl.constexpr,
+    planned_length, slot_position, tokens, count,
+    QUERIES: tl.constexpr, PER_ID: tl.constexpr, PARTIAL: tl.constexpr,
 ):
     """What the last step wrote to own slots, and verification kept, is resident; at most QUERIES ids.
 
@@ -124,7 +137,7 @@ def _bind_written(
     planned = tl.load(planned_length)
     written = planned // PER_ID + tl.arange(0, 4)
     end = tl.minimum(tokens, planned + QUERIES) // PER_ID
-    did_fit = (planned >= 0) & (_visible_ids(planned + QUERIES, PER_ID, PARTIAL) <= SLOTS)
+    did_fit = (planned >= 0) & (_visible_ids(planned + QUERIES, PER_ID, PARTIAL) <= count)
     tl.store(slot_position + written, written, mask=did_fit & (written < end))
     tl.debug_barrier()  # everyone has read the planned length
     tl.store(planned_length, tokens)
@@ -147,10 +160,15 @@ def _insert_all(
 
 @triton.jit
 def _find_all(
-    topk, cells, cell_slot, pick_cell, slot_position, first, fits,
-    PICKS: tl.constexpr, PICK_TILE: tl.constexpr, CELL_BITS: tl.constexpr,
+    topk, cells, cell_slot, pick_cell, slot_page, slot_position, first, visible, fits,
+    PICKS: tl.constexpr, NEWEST_AT: tl.constexpr, NEWEST: tl.constexpr, PER_BLOCK: tl.constexpr,
+    PICK_TILE: tl.constexpr, CELL_BITS: tl.constexpr,
 ):
-    """Note each pick's cell, and give the cell its first slot: its own where rows are their own slots, or empty."""
+    """Note each pick's cell, and give the cell its first slot: its own where rows are their own slots, or empty.
+
+    Returns how many cells name newest ids whose slot lies in no page.
+    """
+    homeless = 0
     for start in range(0, PICKS, PICK_TILE):
         picks = start + tl.arange(0, PICK_TILE)
         ids = tl.load(topk + picks, mask=picks < PICKS, other=_EMPTY)
@@ -159,21 +177,25 @@ def _find_all(
         held = tl.load(slot_position + ids, mask=saved & fits, other=_EMPTY)
         tl.store(pick_cell + picks, cell, mask=picks < PICKS)
         tl.store(cell_slot + cell, tl.where(held == ids, ids, _EMPTY), mask=saved)
+        newest = (ids >= first) & (ids < visible)
+        place = _placed(slot_page, _newest_of(ids, fits, NEWEST_AT, NEWEST), newest, PER_BLOCK)
+        homeless += tl.sum((newest & (place < 0)).to(tl.int32), axis=0)
+    return homeless
 
 
 @triton.jit
 def _mark_hits(
-    cells, cell_slot, slot_position, order, walk,
+    cells, cell_slot, slot_position, order, walk, count,
     SLOTS: tl.constexpr, SLOT_TILE: tl.constexpr, CELL_BITS: tl.constexpr,
 ):
     """Walk the slots from the oldest: hits tell their cell, and the walk keeps ~slot for them, slot for others."""
     for start in range(0, SLOTS, SLOT_TILE):
         turns = start + tl.arange(0, SLOT_TILE)
-        slot = tl.load(order + turns, mask=turns < SLOTS, other=0).to(tl.int32)
-        held = tl.load(slot_position + slot, mask=turns < SLOTS, other=_EMPTY)
+        slot = tl.load(order + turns, mask=turns < count, other=0).to(tl.int32)
+        held = tl.load(slot_position + slot, mask=turns < count, other=_EMPTY)
         cell = find_cells(cells, held, held >= 0, CELL_BITS)
         tl.store(cell_slot + cell, slot, mask=cell >= 0)
-        tl.store(walk + turns, tl.where(cell >= 0, -1 - slot, slot), mask=turns < SLOTS)
+        tl.store(walk + turns, tl.where(cell >= 0, -1 - slot, slot), mask=turns < count)
 
 
 @triton.jit
@@ -209,26 +231,26 @@ def _list_misses(
 
 
 @triton.jit
-def _replace(order, walk, victims, unused_count, misses, SLOTS: tl.constexpr, SLOT_TILE: tl.constexpr):
+def _replace(order, walk, victims, unused_count, misses, count, SLOTS: tl.constexpr, SLOT_TILE: tl.constexpr):
     """Write the new order, [remaining stale, just loaded, hits], and the victim of each miss."""
     before = 0
     for start in range(0, SLOTS, SLOT_TILE):
         turns = start + tl.arange(0, SLOT_TILE)
-        noted = tl.load(walk + turns, mask=turns < SLOTS, other=_EMPTY)
+        noted = tl.load(walk + turns, mask=turns < count, other=_EMPTY)
         unused = noted >= 0
         rank = before + tl.cumsum(unused.to(tl.int32), axis=0) - 1
         taken = unused & (rank < misses)
         slot = tl.where(unused, noted, -1 - noted)
         kept = tl.where(unused, rank - misses, unused_count + turns - rank - 1)
         turn = tl.where(taken, unused_count - misses + rank, kept)
-        tl.store(order + turn, slot.to(tl.int16), mask=turns < SLOTS)
+        tl.store(order + turn, slot.to(tl.int16), mask=turns < count)
         tl.store(victims + rank, slot, mask=taken)
         before += tl.sum(unused.to(tl.int32), axis=0)
 
 
 @triton.jit
 def _place_misses(
-    topk, cells, cell_slot, pick_cell, slot_position, victims, miss_slot, heat, base, fits, counts,
+    topk, cells, cell_slot, pick_cell, slot_page, slot_position, victims, miss_slot, heat, fits, counts,
     PICKS: tl.constexpr, PER_BLOCK: tl.constexpr, PICK_TILE: tl.constexpr,
 ):
     """Give each miss its slot; count the heat where it `counts`. Each cell is its elected pick's alone."""
@@ -243,15 +265,16 @@ def _place_misses(
         slot = tl.where(fits, ids, tl.load(victims + place, mask=miss & (fits == 0), other=0))
         tl.store(cell_slot + cell, slot, mask=miss)
         tl.store(slot_position + slot, ids, mask=miss)
-        tl.store(miss_slot + place, base + slot, mask=miss)
+        tl.store(miss_slot + place, _placed(slot_page, slot, miss, PER_BLOCK), mask=miss)
         tl.atomic_add(heat + ids // PER_BLOCK, 1, mask=first & counts, sem="relaxed")
         misses += tl.sum(miss.to(tl.int32), axis=0)
 
 
 @triton.jit
 def _answer(
-    topk, slots, cell_slot, pick_cell, first, visible, base, fits,
-    PICKS: tl.constexpr, SLOTS: tl.constexpr, NEWEST: tl.constexpr, PICK_TILE: tl.constexpr,
+    topk, slots, cell_slot, pick_cell, slot_page, first, visible, fits,
+    PICKS: tl.constexpr, NEWEST_AT: tl.constexpr, NEWEST: tl.constexpr, PER_BLOCK: tl.constexpr,
+    PICK_TILE: tl.constexpr,
 ):
     """Write every output cell."""
     for start in range(0, PICKS, PICK_TILE):
@@ -260,19 +283,27 @@ def _answer(
         cell = tl.load(pick_cell + picks, mask=picks < PICKS, other=_EMPTY)
         saved = tl.load(cell_slot + cell, mask=cell >= 0, other=0)
         newest = (ids >= first) & (ids < visible)
-        slot = base + tl.where(newest, _newest_of(ids, fits, SLOTS, NEWEST), saved)
-        tl.store(slots + picks, tl.where(newest | (cell >= 0), slot, _EMPTY), mask=picks < PICKS)
+        slot = tl.where(newest, _newest_of(ids, fits, NEWEST_AT, NEWEST), saved)
+        tl.store(slots + picks, _placed(slot_page, slot, newest | (cell >= 0), PER_BLOCK), mask=picks < PICKS)
 
 
 @triton.jit
 def _place_newest(
-    newest_slot, tokens, visible, base, fits,
-    QUERIES: tl.constexpr, SLOTS: tl.constexpr, NEWEST: tl.constexpr, PER_ID: tl.constexpr,
+    newest_slot, slot_page, tokens, visible, fits,
+    QUERIES: tl.constexpr, NEWEST_AT: tl.constexpr, NEWEST: tl.constexpr, PER_ID: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
 ):
     queries = tl.arange(0, 4)
     ids = (tokens + queries) // PER_ID
-    slot = tl.where(ids < visible, base + _newest_of(ids, fits, SLOTS, NEWEST), _EMPTY)
+    slot = _placed(slot_page, _newest_of(ids, fits, NEWEST_AT, NEWEST), ids < visible, PER_BLOCK)
     tl.store(newest_slot + queries, slot, mask=queries < QUERIES)
+
+
+@triton.jit
+def _count(miss_count, counters, hits, misses):
+    tl.store(miss_count, misses)
+    tl.store(counters, tl.load(counters) + hits)
+    tl.store(counters + 1, tl.load(counters + 1) + misses)
 
 
 @triton.jit

@@ -1,101 +1,30 @@
 """Which request has which room in HBM: rows of the tables, HBM pages, and who gives pages up under pressure.
 
-A request has one row of the tables from admission to its end, and with it a hot buffer, so going hot can never
-fail for want of room. While it is RESIDENT all its rows lie in HBM pages and nothing is copied. When
-pages run short the request that would free the most goes HOT between two steps: blocks that DRAM
-frames cover leave their pages, their rows are fetched into the hot buffer as they are selected. The blocks being
-written, and those not covered yet, stay in pages. Pure: `worker` writes the tables.
+A request has one row of the tables from admission to its end. While it is RESIDENT all its rows lie in HBM pages, it
+has no hot buffer, and nothing is copied. When pages run short the request that would free the most goes HOT between two
+steps: blocks that DRAM frames cover leave their pages, some of which become its hot buffer, so going hot never fails
+for want of room; their rows are fetched into it as they are selected. The blocks being written, and those not covered
+yet, stay in pages. Pure: `requests` writes the tables, `pressure` and `sizes` choose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.pages import PagePool
+from flexkv_tiers.hbm.pressure import relieve
+from flexkv_tiers.hbm.rooms import Admission, Change, PoolLimits, Room, Stage, Use
+from flexkv_tiers.hbm.sizes import HotBuffer, HotSizes
 
 GROWTH_PAGES = 1
 """Free pages kept back per admitted request, so that each can begin its next block whatever the others do."""
 
+LENDING_SPARE_PAGES = 2
+"""Free pages per admitted request that larger hot buffers leave: else the next blocks would soon send someone hot."""
+
 WIDEN_SPARE_PAGES = 4
-"""Free pages per admitted request that widening leaves: else the next blocks would send someone hot at once."""
-
-
-class Stage(Enum):
-    """Where a request's rows are read from."""
-
-    LOADING = "loading"
-    """Every block has a page, and a load still writes some of them."""
-    RESIDENT = "resident"
-    HOT = "hot"
-    WIDENING = "widening"
-    """HOT, while a load brings in everything that is not in pages; then RESIDENT."""
-
-
-class Use(Enum):
-    """What a copy does with a page. One block may have one of each: its old page saved, its new one loaded."""
-
-    SAVE = "save"
-    LOAD = "load"
-
-
-class Admission(Enum):
-    """What became of a request that wants room."""
-
-    RESIDENT = "resident"
-    HOT = "hot"
-    WAIT = "wait"
-    """Nothing was taken: ask again when a request has ended or a save has finished."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """How much there is: table rows (with a hot buffer each), HBM pages, blocks of the longest request."""
-
-    requests_max: int
-    page_count: int
-    blocks_max: int
-
-
-@dataclass(slots=True)
-class Room:
-    """What one request holds."""
-
-    row: int
-    stage: Stage
-    blocks: int
-    """Blocks begun, from the first of the request."""
-    pages: dict[int, int] = field(default_factory=dict)
-    """Block → HBM page, of all blocks that have one."""
-    loading: tuple[int, ...] = ()
-    """Blocks whose pages a load writes; empty unless LOADING or WIDENING."""
-    covered: set[int] = field(default_factory=set)
-    """Blocks all of whose chunks lie in DRAM frames granted to the request; these may leave their pages."""
-
-    @property
-    def without_page(self) -> list[int]:
-        return [block for block in range(self.blocks) if block not in self.pages]
-
-    @property
-    def releasable(self) -> list[int]:
-        return sorted(self.covered & self.pages.keys())
-
-    @property
-    def readable(self) -> dict[int, int]:
-        """Block → HBM page, of the blocks that steps read from their pages."""
-        hidden = self.loading if self.stage is Stage.WIDENING else ()
-        return {block: page for block, page in self.pages.items() if block not in hidden}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a decision did to one request's pages: the tables must say so before the next step."""
-
-    request: int
-    taken: tuple[int, ...] = ()
-    released: tuple[int, ...] = ()
+"""The same for widening, which costs a load of the whole request, and a loss if it goes hot again soon."""
 
 
 class HotPool:
@@ -105,34 +34,37 @@ class HotPool:
         self.limits = limits
         self.pages = PagePool(limits.page_count)
         self.rooms: dict[int, Room] = {}
+        self._sizes = HotSizes(limits)
         self._free_rows = list(reversed(range(limits.requests_max)))
         self._copies: dict[tuple[int, int, Use], int] = {}  # (request, block, use) → page, of every running copy
+        self._misses: Mapping[int, int] = {}  # rows each hot request missed lately, as last told
 
     def admit(self, request: int, blocks: int, cached_blocks: int) -> tuple[Admission, list[Change]]:
         """Give a request a row and pages for `blocks` blocks; the first `cached_blocks` are in the cache.
 
         RESIDENT when pages for all can be had, be it by sending longer requests hot: then the cached blocks are
-        to be loaded into theirs, and `load_ended` follows. HOT when only the other blocks get pages. Raises
-        FlexKVError(BAD_ARGUMENT, LIMIT_EXCEEDED) for what can never be.
+        to be loaded into theirs, and `load_ended` follows. HOT when only the other blocks, and the least of a hot
+        buffer, get pages. Raises FlexKVError(BAD_ARGUMENT, LIMIT_EXCEEDED) for what can never be.
         """
         self._check_request(request, blocks, cached_blocks)
         if not self._free_rows:
             return Admission.WAIT, []
         headroom = GROWTH_PAGES * (len(self.rooms) + 1)
-        for admission, first in ((Admission.RESIDENT, 0), (Admission.HOT, cached_blocks)):
-            if admission is Admission.HOT and not cached_blocks:
-                break
-            longer_than = cached_blocks if admission is Admission.RESIDENT else 0
-            victims = self._victims(blocks - first + headroom, longer_than)
-            if victims is None:
-                continue
-            changes = [self._go_hot(victim) for victim in victims]
-            self.rooms[request] = Room(self._free_rows.pop(), Stage.HOT, blocks)
-            taken = self._take(request, range(first, blocks))
-            if admission is Admission.RESIDENT:
-                self._start_load(request, range(cached_blocks))
-            return admission, [*changes, taken]
-        return Admission.WAIT, []
+        could_free = max(0, cached_blocks - self.limits.kept(cached_blocks))  # were it the newcomer that is hot
+        changes = self._free(blocks + headroom, longer_than=could_free, shrink=not could_free)
+        if changes is not None:
+            self._open(request, Stage.RESIDENT, blocks)
+            changes.append(self._take(request, range(blocks)))
+            self._start_load(request, range(cached_blocks))
+            return Admission.RESIDENT, changes
+        if could_free:
+            changes = self._free(blocks - cached_blocks + self.limits.hot_pages_min + headroom)
+        if changes is None:
+            return Admission.WAIT, []
+        self._open(request, Stage.HOT, blocks)
+        changes.append(self._take(request, range(cached_blocks, blocks)))
+        hot = min(self.limits.hot_pages_first, self.pages.free_count - headroom)
+        return Admission.HOT, [*changes, self._resize(request, hot)]
 
     def grow(self, request: int, blocks: int) -> tuple[bool, list[Change]]:
         """Pages for the blocks up to `blocks`; False when they cannot be had now: this request must wait.
@@ -143,10 +75,9 @@ class HotPool:
         if blocks <= room.blocks:
             return True, []
         self._check_blocks(blocks)
-        victims = self._victims(blocks - room.blocks, 0)
-        if victims is None:
+        changes = self._free(blocks - room.blocks)
+        if changes is None:
             return False, []
-        changes = [self._go_hot(victim) for victim in victims]
         fresh = range(room.blocks, blocks)
         room.blocks = blocks
         return True, [*changes, self._take(request, fresh)]
@@ -159,15 +90,30 @@ class HotPool:
         room = self.rooms[request]
         if room.stage is Stage.WIDENING:
             room.stage = Stage.LOADING
-            return True, [Change(request, taken=room.loading)]
+            return True, [Change(request, taken=room.loading), self._resize(request, -len(room.hot))]
         missing = room.without_page
-        victims = self._victims(len(missing) + GROWTH_PAGES * len(self.rooms), 0, spared=request)
-        if victims is None:
+        wanted = len(missing) + GROWTH_PAGES * len(self.rooms) - len(room.hot)
+        changes = self._free(wanted, spared=request)
+        if changes is None:
             return False, []
-        changes = [self._go_hot(victim) for victim in victims]
+        left = self._resize(request, -len(room.hot))
         taken = self._take(request, missing)
         self._start_load(request, missing)
-        return True, [*changes, taken]
+        return True, [*changes, left, taken]
+
+    def steer(self, misses: Mapping[int, int]) -> tuple[int | None, list[Change]]:
+        """Put free pages where rows are missed, and let hot buffers follow; `misses` are those since the last time.
+
+        Returns a request that widens from now on, if there are pages for one; else hot buffers change.
+        """
+        self._misses = dict(misses)
+        wider = self.choose_wider(misses)
+        if wider is not None:
+            self.widen(wider)
+            return wider, []
+        spare = max(0, self.pages.free_count - LENDING_SPARE_PAGES * len(self.rooms))
+        moves = self._sizes.choose(self._buffers(), spare)
+        return None, [self._resize(request, moves[request]) for request in sorted(moves, key=moves.__getitem__)]
 
     def choose_wider(self, misses: Mapping[int, int]) -> int | None:
         """The hot request that gains most from being resident: most `misses` lately per page it would take.
@@ -201,14 +147,22 @@ class HotPool:
         if not widening:
             return []
         if whole:
-            return [Change(request, taken=blocks)]
+            return [Change(request, taken=blocks), self._resize(request, -len(room.hot))]
         room.stage = Stage.HOT
         return [self._release(request, [*blocks, *(block for block in room.releasable if block not in blocks)])]
 
-    def go_hot(self, request: int) -> Change:
-        """Let a resident request's covered blocks leave their pages, now and whenever one becomes covered."""
-        assert self.rooms[request].stage is Stage.RESIDENT
-        return self._go_hot(request)
+    def go_hot(self, request: int) -> Change | None:
+        """Let a resident request's covered blocks leave their pages, now and whenever one becomes covered.
+
+        None where these do not make a hot buffer and the others need the free pages: it stays resident.
+        """
+        room = self.rooms[request]
+        assert room.stage is Stage.RESIDENT
+        kept = self.limits.kept(len(self._free_at_once(room)))
+        lacking = kept - len(self._free_at_once(room))
+        if lacking > 0 and lacking > self.pages.free_count - GROWTH_PAGES * len(self.rooms):
+            return None
+        return self._go_hot(request, kept)
 
     def cover(self, request: int, block: int) -> Change | None:
         """Every chunk of a whole block lies in granted frames; a hot request's block leaves its page at once."""
@@ -246,7 +200,7 @@ class HotPool:
     def remove(self, request: int) -> int:
         """End a request: its row is free, its pages as soon as no copy reads them. Returns the row."""
         room = self.rooms.pop(request)
-        for page in room.pages.values():
+        for page in (*room.pages.values(), *room.hot):
             self.pages.give_back(page)
         self._free_rows.append(room.row)
         return room.row
@@ -256,39 +210,49 @@ class HotPool:
         rooms = self.rooms.values()
         rows = [*self._free_rows, *(room.row for room in rooms)]
         assert sorted(rows) == list(range(self.limits.requests_max)), "a row is lost or has two requests"
-        held = [page for room in rooms for page in room.pages.values()]
+        held = [page for room in rooms for page in (*room.pages.values(), *room.hot)]
         self.pages.check(held, self._copies.values())
         for request, room in self.rooms.items():
             assert room.blocks <= self.limits.blocks_max
             assert all(0 <= block < room.blocks for block in (*room.pages, *room.covered))
             assert bool(room.loading) == (room.stage in {Stage.LOADING, Stage.WIDENING})
+            least, most = (self.limits.hot_pages_min, self.limits.hot_pages_max) if room.is_hot else (0, 0)
+            assert least <= len(room.hot) <= most, "a hot buffer has too few pages, too many, or nobody reads it"
             if room.stage is not Stage.HOT:
                 assert len(room.pages) == room.blocks, "a resident request has a block outside its pages"
                 assert all((request, block, Use.LOAD) in self._copies for block in room.loading)
             else:
                 assert not room.releasable, "a hot request keeps a page that it could give up"
 
-    def _victims(self, wanted: int, longer_than: int, spared: int | None = None) -> list[int] | None:
-        """Resident requests to send hot until `wanted` pages are free, those that free most first; None if too few.
-
-        Only those that free more than `longer_than` pages: else the newcomer is the one that should be hot.
-        """
-        free, victims = self.pages.free_count, []
-        sizes = {
-            request: self._yield_of(request) for request, room in self.rooms.items() if room.stage is Stage.RESIDENT
+    def _free(
+        self, wanted: int, *, longer_than: int = 0, spared: int | None = None, shrink: bool = True
+    ) -> list[Change] | None:
+        """Let `wanted` pages be free, by what `relieve` says; None, and nothing is changed, where that cannot be."""
+        residents = {
+            request: len(self._free_at_once(room))
+            for request, room in self.rooms.items()
+            if room.stage is Stage.RESIDENT and request != spared
         }
-        for request in sorted(sizes, key=lambda request: (-sizes[request], request)):
-            if free >= wanted:
-                break
-            if request != spared and sizes[request] > longer_than:
-                victims.append(request)
-                free += sizes[request]
-        return victims if free >= wanted else None
+        buffers = [buffer for buffer in self._buffers() if buffer.request != spared] if shrink else []
+        relief = relieve(wanted - self.pages.free_count, residents, buffers, self.limits, longer_than)
+        if relief is None:
+            return None
+        gone = [self._go_hot(request, kept) for request, kept in relief.going_hot.items()]
+        return [*gone, *(self._resize(request, -count) for request, count in relief.shrinking.items())]
 
-    def _yield_of(self, request: int) -> int:
-        """Pages that are free at once when the request goes hot: those that no copy reads."""
-        room = self.rooms[request]
-        return sum((request, block, Use.SAVE) not in self._copies for block in room.releasable)
+    def _free_at_once(self, room: Room) -> list[int]:
+        """Blocks whose pages are free at once when the request goes hot: those that no copy uses."""
+        return [block for block in room.releasable if not self.pages.is_copied(room.pages[block])]
+
+    def _buffers(self) -> list[HotBuffer]:
+        return [
+            HotBuffer(request, len(room.hot), self._misses.get(request, 0))
+            for request, room in self.rooms.items()
+            if room.is_hot
+        ]
+
+    def _open(self, request: int, stage: Stage, blocks: int) -> None:
+        self.rooms[request] = Room(self._free_rows.pop(), stage, blocks)
 
     def _start_load(self, request: int, blocks: Sequence[int]) -> None:
         room = self.rooms[request]
@@ -296,10 +260,22 @@ class HotPool:
         for block in blocks:
             self.copy_started(request, block, Use.LOAD)
 
-    def _go_hot(self, request: int) -> Change:
+    def _go_hot(self, request: int, count: int) -> Change:
+        """Keep `count` of the pages given up as the hot buffer; what is lacking comes from the free ones."""
         room = self.rooms[request]
         room.stage = Stage.HOT
-        return self._release(request, room.releasable)
+        kept = self._free_at_once(room)[:count]
+        room.hot = [room.pages.pop(block) for block in kept]
+        released = self._release(request, room.releasable).released
+        return Change(request, (), (*kept, *released), self._resize(request, count - len(kept)).hot)
+
+    def _resize(self, request: int, more: int) -> Change:
+        """The hot buffer has so many pages more, or fewer: it is the last that leave."""
+        hot = self.rooms[request].hot
+        for _ in range(-more):
+            self.pages.give_back(hot.pop())
+        hot += [self.pages.take() for _ in range(more)]
+        return Change(request, hot=tuple(hot))
 
     def _take(self, request: int, blocks: Sequence[int]) -> Change:
         pages = self.rooms[request].pages

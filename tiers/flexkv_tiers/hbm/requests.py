@@ -15,20 +15,12 @@ from mmap import mmap
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.checks import check_attached, check_load_ended, check_request, check_save_ended
 from flexkv_tiers.hbm.granted import GrantedPages, PagesChange
-from flexkv_tiers.hbm.newest import NewestBlocks, SaveOutcome
-from flexkv_tiers.hbm.pool import Admission, Change, HotPool, PoolLimits, Stage, Use
+from flexkv_tiers.hbm.newest import NewestBlocks, SaveOrder, SaveOutcome
+from flexkv_tiers.hbm.pool import HotPool
 from flexkv_tiers.hbm.replay import REPLAYS_MAX, Part, Replays, StepState
 from flexkv_tiers.hbm.reports import HeatEntry, HeatReports
+from flexkv_tiers.hbm.rooms import Admission, Change, PoolLimits, Stage, Use
 from flexkv_tiers.hbm.steps import StepTables
-
-
-@dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """Save this block from this HBM page, then say `save_ended`."""
-
-    request: int
-    block: int
-    page: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +47,30 @@ class Attached:
 class Requests:
     """All row-path requests of one worker, as they are between steps."""
 
-    def __init__(self, tables: StepTables, page_count: int, chunk_count: int, replays_max: int = REPLAYS_MAX) -> None:
-        """`page_count` is what the tables were made with, `chunk_count` the geometry's."""
+    def __init__(
+        self,
+        tables: StepTables,
+        page_count: int,
+        chunk_count: int,
+        replays_max: int = REPLAYS_MAX,
+        hot_pages_start: int | None = None,
+    ) -> None:
+        """`page_count` is at most what the tables were made with, `chunk_count` the geometry's.
+
+        `hot_pages_start` is what a hot buffer has at first, where it can; by default all that the tables allow.
+        Raises FlexKVError(BAD_ARGUMENT) for what no hot buffer can have.
+        """
         limits = tables.limits
         self.tables = tables
-        self.pool = HotPool(PoolLimits(limits.requests_max, page_count, limits.blocks_max))
+        least, most = tables.hot_pages_min, tables.hot_pages_max
+        if not least <= (most if hot_pages_start is None else hot_pages_start) <= most:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"hot buffers of {hot_pages_start} pages at first: use {least} (one step's selection) to {most} (H)",
+            )
+        self.pool = HotPool(
+            PoolLimits(limits.requests_max, page_count, limits.blocks_max, least, most, hot_pages_start)
+        )
         self.reports = HeatReports(tables.heat, list(tables.groups), tables.copies.fence)
         self._chunk_count = chunk_count
         self._replays_max = replays_max
@@ -133,27 +144,31 @@ class Requests:
         if attached is not None and whole and attached.replays.state is StepState.GIVEN_UP:
             attached.replays.made_resident()
 
-    def go_hot(self, request: int) -> None:
-        """Let a resident request read through its hot buffer from the next step on, without any pressure."""
+    def go_hot(self, request: int) -> bool:
+        """Let a resident request read through a hot buffer from the next step on, without any pressure.
+
+        False where there are no pages for that buffer: it stays resident.
+        """
         self._check_between_steps()
         self._of(request)
         if self.pool.rooms[request].stage is Stage.RESIDENT:
-            self._write([self.pool.go_hot(request)])
+            change = self.pool.go_hot(request)
+            self._write([change] if change is not None else [])
+        return self.pool.rooms[request].is_hot
 
-    def widen(self, counts: Sequence[HotCount]) -> int | None:
-        """Of the hot requests, let the one become resident that misses most per page this takes, if pages are free.
+    def steer(self, counts: Sequence[HotCount]) -> int | None:
+        """Let HBM follow what is missed; `counts` are those since the last time (`take_counts`).
 
-        `counts` are those of the last steps (`take_counts`). Returns the request, whose `loading` is to be loaded while
-        it goes on; None if there is none.
+        The hot request that misses most per page this takes becomes resident, if pages are free for it: returned, its
+        `loading` is to be loaded while it goes on. Else pages of hot buffers go to where misses per slot are highest.
         """
         self._check_between_steps()
         misses: dict[int, int] = {}
         for count in counts:
             misses[count.request] = misses.get(count.request, 0) + count.misses
-        request = self.pool.choose_wider(misses)
-        if request is not None:
-            self.pool.widen(request)
-        return request
+        wider, changes = self.pool.steer(misses)
+        self._write(changes)
+        return wider
 
     def detach(self, request: int, *, save: bool) -> list[SaveOrder]:
         """End a request, finished or preempted (`save` its full blocks) or cancelled. Its number may be reused when
@@ -302,7 +317,7 @@ class Requests:
         assert self._attached.keys() == self.pool.rooms.keys()
         for request, attached in self._attached.items():
             room = self.pool.rooms[request]
-            self.tables.check(room.row, attached.newest.length, room.readable, attached.granted.frames)
+            self.tables.check(room.row, attached.newest.length, room.readable, attached.granted.frames, room.hot)
             full = range(attached.newest.full_blocks)
             covered = {block for block in full if attached.granted.is_covered(block)}
             assert covered == room.covered, "what may leave its page is not what the daemon's frames cover"
@@ -337,6 +352,8 @@ class Requests:
         for change in changes:
             room = self.pool.rooms[change.request]
             self.tables.resident.leave(room.row, change.released)
+            if change.hot is not None:
+                self.tables.resize(room.row, change.hot)
             self.tables.resident.place(room.row, change.taken, [room.pages[block] for block in change.taken])
 
     def _orders(self, request: int, blocks: Sequence[int]) -> list[SaveOrder]:

@@ -1,7 +1,7 @@
 """Rows that lie in HBM pages, on the device: splits a selection into what is there and what `plan` must find.
 
-The pages of all requests follow the hot buffers in the same row tensors, so attention reads both by one number:
-slot `requests_max · width + page · ids_per_block + i` is id `i` of the block in that page. Owns the table that says
+Everything in HBM is pages: some hold a block, some are slots of a hot buffer, and attention reads both by one number:
+slot `page · ids_per_block + i` is id `i` of the block in that page. Owns the table that says
 which block of which request is in which page; who gets pages is decided in `pool`. Called by `worker`, in a
 captured graph too: nothing here asks the device for a value.
 """
@@ -70,7 +70,7 @@ class ResidentPages:
         return torch.where(real, _slot(shape, page, ids), EMPTY)
 
     @staticmethod
-    def visible(requests: RequestTables, shape: GroupShape, row: Tensor) -> Tensor:
+    def visible(requests: RequestTables, shape: GroupShape, row: Tensor | int) -> Tensor:
         """How many ids of these table rows a step may select: int32, of the shape of `row`."""
         tokens = requests.length[row] + shape.limits.queries
         return ((tokens + (shape.tokens_per_id - 1) * shape.partial_ids) // shape.tokens_per_id).clamp(
@@ -84,4 +84,4 @@ class ResidentPages:
 
 
 def _slot(shape: GroupShape, page: Tensor, ids: Tensor) -> Tensor:
-    return shape.limits.requests_max * shape.width + page * shape.ids_per_block + ids % shape.ids_per_block
+    return page * shape.ids_per_block + ids % shape.ids_per_block

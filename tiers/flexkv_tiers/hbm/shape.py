@@ -20,7 +20,7 @@ QUERIES_MAX = 4
 """Q: tokens one step verifies."""
 
 SLOTS_MAX = 8192
-"""H: slots of one request in one group, outside the newest ones."""
+"""H: the most slots one request may have in one group, outside the newest ones."""
 
 NEWEST_MAX = 1024
 """Slots for rows that are in no saved page yet."""
@@ -72,7 +72,8 @@ class GroupShape:
 
     `tokens_per_id` is 1, 4, 64, 128 …; with `partial_ids` an id may be selected while its tokens are still
     being written (blocks of 64 or 128), without it only once they are all there (compressed tokens).
-    `slots` is H, `newest` the slots for rows in no saved page (at least enough for one step), `selected` K.
+    `slots` is H, the most a request may have, `newest` the slots for rows in no saved page (at least enough for
+    one step), `selected` K. Slots lie in HBM pages: a *column* is as many as one page holds.
     """
 
     group: int
@@ -105,9 +106,24 @@ class GroupShape:
         return self.limits.queries * self.selected
 
     @property
-    def width(self) -> int:
-        """Slots of one request in the hot buffer: H LRU slots, then the newest ones."""
-        return self.slots + self.newest
+    def hot_columns_min(self) -> int:
+        """HBM pages that any one step's selections fit into."""
+        return -(-self.picks // self.ids_per_block)
+
+    @property
+    def hot_columns(self) -> int:
+        """HBM pages that H slots lie in."""
+        return -(-self.slots // self.ids_per_block)
+
+    @property
+    def columns(self) -> int:
+        """HBM pages of one request's slots: H LRU slots, then from a new page on the newest ones."""
+        return self.hot_columns - (-self.newest // self.ids_per_block)
+
+    @property
+    def newest_at(self) -> int:
+        """The first of the newest slots."""
+        return self.hot_columns * self.ids_per_block
 
     def whole_ids(self, tokens: int) -> int:
         """Ids all of whose tokens are among the first `tokens`."""
@@ -162,7 +178,7 @@ def metadata_bytes(shape: GroupShape) -> dict[str, int]:
     """
     blocks = shape.limits.blocks_max
     return {
-        "per_request": 4 * shape.slots + 2 * shape.slots + 4 * blocks + 4 * COUNTERS + 4,
+        "per_request": 6 * shape.slots + 4 * shape.columns + 4 * blocks + 4 * COUNTERS + 2 * 4,
         "per_batch_row": 4 + 12 * shape.picks + 4 * shape.limits.queries,
         "page_table": 4 * blocks,
     }

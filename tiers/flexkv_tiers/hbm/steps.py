@@ -21,7 +21,17 @@ from flexkv_tiers.hbm.graph import Copies, HostCopies, SideCopies
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.resident import ResidentPages
 from flexkv_tiers.hbm.shape import GroupShape, TableLimits
-from flexkv_tiers.hbm.tables import EMPTY, HITS, MISSES, Allocate, GroupTables, RequestTables, RowSteps
+from flexkv_tiers.hbm.tables import (
+    EMPTY,
+    HITS,
+    MISSES,
+    SLOT_TENSORS,
+    Allocate,
+    GroupTables,
+    RequestTables,
+    RowSteps,
+    resize_slots,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class StepTables:
         self._numbers = torch.tensor(list(self.groups), dtype=torch.int32, device=device).view(-1, 1)
         for at, group in enumerate(self.groups.values()):
             group.planned_length, group.heat = self._planned_length[at], self.heat[at]
+        self._alike = _gather_alike(self.groups.values())
         self.copies: Copies = (
             SideCopies(self._row_steps.copy, list(self._group_of), device)
             if device.type == "cuda"
@@ -75,11 +86,12 @@ class StepTables:
         )
 
     def open(self, row: int, length: int) -> None:
-        """Table row `row` belongs to a new request: nothing resident, granted or counted."""
+        """Table row `row` belongs to a new request: nothing resident, granted or counted, and no hot buffer."""
         self.requests.open(row, length)
         self.resident.clear(row)
         for group in self.groups.values():
             group.open(row)
+        self.resize(row, ())
 
     def set_length(self, row: int, length: int) -> None:
         self.requests.length[row] = length
@@ -87,6 +99,24 @@ class StepTables:
     def close(self, row: int) -> None:
         self.requests.close(row)
         self.resident.clear(row)
+        self.resize(row, ())
+
+    @property
+    def hot_pages_min(self) -> int:
+        """Pages of a hot buffer that any one step's selections fit into."""
+        return max(group.shape.hot_columns_min for group in self.groups.values())
+
+    @property
+    def hot_pages_max(self) -> int:
+        """Pages of a hot buffer with H slots in every group."""
+        return max(group.shape.hot_columns for group in self.groups.values())
+
+    def resize(self, row: int, pages: Sequence[int]) -> None:
+        """From the next step on these HBM pages are the row's hot buffer; pages at the old places keep their rows."""
+        for shape, slots in self._alike:
+            count = min(shape.slots, len(pages) * shape.ids_per_block)
+            visible = self.resident.visible(self.requests, shape, row)
+            resize_slots(shape, [tensor[:, row] for tensor in slots], pages, count, visible)
 
     def change_pages(self, row: int, change: PagesChange) -> None:
         """Let the next step see one version of the daemon's pages."""
@@ -174,7 +204,7 @@ class StepTables:
         self.end()
 
     def rows_of(self, layer: int, plane: int) -> Tensor:
-        """Uint8 [slots, slot_bytes] that slots of this layer count in: hot buffers first, then HBM pages.
+        """Uint8 [slots, slot_bytes] that slots of this layer count in: HBM pages.
 
         `plane` counts among the planes of the layer's group that move by rows.
         """
@@ -202,7 +232,9 @@ class StepTables:
             raise _refuse(f"the selection is on {topk.device}: leave it on {self._device}")
         check_step(self.groups[group].shape, topk, rows, lengths)
 
-    def check(self, row: int, length: int, pages: Mapping[int, int], frames: Mapping[Part, int]) -> None:
+    def check(
+        self, row: int, length: int, pages: Mapping[int, int], frames: Mapping[Part, int], hot: Sequence[int] = ()
+    ) -> None:
         """Compare one row's tables with what was decided for its request."""
         assert int(self.requests.length[row]) == length
         placed = self.resident.page[row]
@@ -210,12 +242,15 @@ class StepTables:
         for chunk, table in self._page_tables.items():
             there = {block: int(table[row, block]) for block in (table[row] >= 0).nonzero().flatten().tolist()}
             assert there == {block: frame for (block, part), frame in frames.items() if part == chunk}
+        for group in self.groups.values():
+            columns, slots = group.shape.hot_columns, len(hot) * group.shape.ids_per_block
+            assert group.slot_page[row, :columns].tolist() == [*hot, *[EMPTY] * columns][:columns]
+            assert int(group.slot_count[row]) == min(group.shape.slots, slots)
 
     def page_slots(self, group: int, page: int) -> slice:
         """The slots of a group that an HBM page is: `ids_per_block` of them, in the order of the block's ids."""
         shape = self.groups[group].shape
-        first = self.limits.requests_max * shape.width + page * shape.ids_per_block
-        return slice(first, first + shape.ids_per_block)
+        return slice(page * shape.ids_per_block, (page + 1) * shape.ids_per_block)
 
     def _run(self, row: int, ok: int, group: int, count: int) -> RowRun:
         if ok or group == EMPTY:
@@ -245,6 +280,22 @@ def _refuse(why: str) -> FlexKVError:
 
 def _gather_into_one(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors)
+
+
+def _gather_alike(groups: Iterable[GroupTables]) -> list[tuple[GroupShape, list[Tensor]]]:
+    """The slots of groups with like sizes become one tensor each, so that a resize is one operation for all of them."""
+    alike: dict[tuple[int, ...], list[GroupTables]] = {}
+    for group in groups:
+        shape = group.shape
+        alike.setdefault((shape.slots, shape.newest, shape.tokens_per_id, shape.partial_ids), []).append(group)
+    found = []
+    for members in alike.values():
+        tensors = [_gather_into_one([getattr(group, name) for group in members]) for name in SLOT_TENSORS]
+        for name, tensor in zip(SLOT_TENSORS, tensors, strict=True):
+            for at, group in enumerate(members):
+                setattr(group, name, tensor[at])
+        found.append((members[0].shape, tensors))
+    return found
 
 
 def _check_shapes(shapes: Sequence[GroupShape]) -> None:

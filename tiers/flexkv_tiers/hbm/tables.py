@@ -28,6 +28,8 @@ HITS, MISSES, ABSENTS, REFUSED = range(COUNTERS)
 SEGMENTS_MAX = 4096
 STORE_BYTES_MAX = 16
 """Rows are stored by so many bytes at once, where their length is a multiple."""
+SLOT_TENSORS = ("slot_count", "slot_page", "slot_position", "order")
+"""What says which slots a request has in a group, and which rows they hold."""
 
 Allocate = Callable[[tuple[int, int]], torch.Tensor]
 """Makes the uint8 tensor [slots, slot_bytes] of one layer and plane: in memory a daemon can open, if it is to."""
@@ -113,17 +115,19 @@ def counted_at(length: int) -> int:
 class GroupTables:
     """State and outputs of one layer group.
 
-    Per request: `slot_position` int32 [requests_max, H], the id whose rows a slot holds or EMPTY; `order`
-    int16 [requests_max, H], slots from least to most recently used; `page_table` int32 [requests_max,
+    Per request: `slot_count` int32 [requests_max], how many LRU slots it has now, 0 … H; `slot_page` int32
+    [requests_max, columns], the HBM page of each column of its slots or EMPTY; `slot_position` int32
+    [requests_max, H], the id whose rows a slot holds or EMPTY; `order` int16 [requests_max, H], of which the first
+    `slot_count` are its slots from least to most recently used; `page_table` int32 [requests_max,
     blocks_max], the frame with this group's chunk of each block or EMPTY (one tensor for all groups of a
     chunk); `planned_length` int32 [requests_max], the length at the last step that was applied, EMPTY, or the
     mark of a step whose heat is counted (`counted_at`); `heat` int32 [requests_max, blocks_max], distinct ids selected
     per block; `counters` int32
     [requests_max, 4]. Of the step: `slots` int32 [batch_max, Q, K], the output; `newest_slot` int32
     [batch_max, Q], where the rows of the step's own tokens belong; the miss list, `miss_count` int32
-    [batch_max] and `miss_id`, `miss_slot`, `miss_frame` int32 [batch_max, Q·K]. `rows[plane][layer]` is
-    uint8 [requests_max, H + newest, slot_bytes]. Slot numbers in outputs count over all requests. `all_rows`
-    are the same tensors flat, [slots, slot_bytes], with `page_count` pages of `ids_per_block` slots behind.
+    [batch_max] and `miss_id`, `miss_slot`, `miss_frame` int32 [batch_max, Q·K]. `all_rows[plane][layer]` is uint8
+    [page_count · ids_per_block, slot_bytes]: HBM pages and nothing else. Slot numbers in outputs count in it; those
+    in `order` and `slot_position` count within the request, and `place` says where they lie.
     """
 
     def __init__(
@@ -131,11 +135,17 @@ class GroupTables:
         shape: GroupShape,
         device: torch.device,
         page_table: torch.Tensor | None = None,
-        page_count: int = 0,
+        page_count: int | None = None,
         allocate: Allocate | None = None,
     ) -> None:
+        """Of `page_count` pages nobody has any yet. By default every request has all its slots, in pages of its own."""
         self.shape = shape
         requests, batch, blocks = shape.limits.requests_max, shape.limits.batch_max, shape.limits.blocks_max
+        self.slot_count = _full((requests,), 0 if page_count is not None else shape.slots, device)
+        self.slot_page = _full((requests, shape.columns), EMPTY, device)
+        if page_count is None:
+            page_count = self.slot_page.numel()
+            self.slot_page.view(-1).copy_(torch.arange(page_count))
         self.slot_position = _full((requests, shape.slots), EMPTY, device)
         self.order = torch.arange(shape.slots, dtype=torch.int16, device=device).repeat(requests, 1)
         self.page_table = page_table if page_table is not None else _full((requests, blocks), EMPTY, device)
@@ -148,19 +158,15 @@ class GroupTables:
         self.miss_id = _full((batch, shape.picks), EMPTY, device)
         self.miss_slot = _full((batch, shape.picks), EMPTY, device)
         self.miss_frame = _full((batch, shape.picks), EMPTY, device)
-        hot = requests * shape.width
-        slots = hot + page_count * shape.ids_per_block
+        slots = page_count * shape.ids_per_block
         make = allocate or (lambda size: torch.zeros(size, dtype=torch.uint8, device=device))
         self.all_rows = tuple(
             tuple(_checked(make((slots, plane.slot_bytes)), slots, plane.slot_bytes) for _ in shape.layers)
             for plane in shape.planes
         )
-        self.rows = tuple(
-            tuple(rows[:hot].view(requests, shape.width, -1) for rows in layers) for layers in self.all_rows
-        )
 
     def open(self, request: int) -> None:
-        """Table row `request` begins empty: no row resident, no page granted, nothing counted."""
+        """Table row `request` begins empty: no row resident, no page granted, nothing counted. It keeps its slots."""
         self.slot_position[request] = EMPTY
         self.order[request] = torch.arange(self.shape.slots, dtype=torch.int16)
         self.page_table[request] = EMPTY
@@ -168,16 +174,54 @@ class GroupTables:
         self.heat[request] = 0
         self.counters[request] = 0
 
+    def resize(self, request: int, pages: Sequence[int], count: int, visible: int | torch.Tensor) -> None:
+        """From the next step on the request has `count` LRU slots, in these HBM pages; waits for no device.
+
+        New slots are empty and the oldest. Of the others, in their old order, those keep their rows whose column
+        keeps its page. Where the request, of whose ids `visible` can be selected now, did not fit into its slots and
+        now does, or the reverse, no row is kept: one id could be in two slots.
+        """
+        resize_slots(self.shape, [getattr(self, name)[request] for name in SLOT_TENSORS], pages, count, visible)
+        self.planned_length[request].clamp_(max=EMPTY)  # what was written to own slots is not bound any more
+
+    def place(self, request: int, slots: torch.Tensor) -> torch.Tensor:
+        """Where slots of a request lie in `all_rows`, EMPTY where their column has no page."""
+        page = self.slot_page[request, slots // self.shape.ids_per_block]
+        return torch.where(page < 0, EMPTY, page * self.shape.ids_per_block + slots % self.shape.ids_per_block)
+
     def settle(self, request: int, first: int, end: int) -> None:
         """Copy the rows of ids `first` … `end` - 1 from their own slots to the newest slots.
 
         For rows that are in no saved page yet, once, before the first step in which the request no longer
         fits into its slots: from then on a step looks for them there.
         """
-        ids = torch.arange(first, min(end, self.shape.slots), device=self.order.device)
-        for layers in self.rows:
+        ids = torch.arange(first, end, device=self.order.device)
+        source, target = self.place(request, ids), self.place(request, self.shape.newest_at + ids % self.shape.newest)
+        for layers in self.all_rows:
             for rows in layers:
-                rows[request, self.shape.slots + ids % self.shape.newest] = rows[request, ids]
+                rows[target] = rows[source]
+
+
+def resize_slots(
+    shape: GroupShape,
+    slots: Sequence[torch.Tensor],
+    pages: Sequence[int],
+    count: int,
+    visible: int | torch.Tensor,
+) -> None:
+    """`GroupTables.resize` on the `SLOT_TENSORS` of one request, or of several groups' that are alike: [groups, …]."""
+    number, all_pages, position, order = slots
+    slot = torch.arange(shape.slots, device=order.device)
+    page, before = all_pages[..., : shape.hot_columns], number[..., None]
+    assert 0 <= count <= min(shape.slots, len(pages) * shape.ids_per_block)
+    padded = [*pages, *[EMPTY] * shape.hot_columns][: shape.hot_columns]
+    new = torch.tensor(padded, dtype=torch.int32, pin_memory=slot.is_cuda).to(slot.device, non_blocking=True)
+    stays = (page == new)[..., slot // shape.ids_per_block] & (slot < count)
+    position.masked_fill_(~(stays & ((visible <= before) == (visible <= count))), EMPTY)
+    age = torch.where(slot < before, order.long().argsort(), slot - shape.slots)
+    order.copy_(torch.where(slot < count, age, slot + shape.slots).argsort())
+    page.copy_(new)
+    number.fill_(count)
 
 
 class RowSteps(Protocol):

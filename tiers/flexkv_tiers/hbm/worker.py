@@ -16,9 +16,9 @@ from torch import Tensor
 from flexkv_py.errors import ErrorCode, FlexKVError
 from flexkv_tiers.hbm.checks import check_accepted
 from flexkv_tiers.hbm.graph import StepGraphs
-from flexkv_tiers.hbm.pool import Stage
 from flexkv_tiers.hbm.replay import REPLAYS_MAX, StepState, Verdict
 from flexkv_tiers.hbm.requests import Attached, Requests
+from flexkv_tiers.hbm.rooms import Stage
 from flexkv_tiers.hbm.steps import RowRun, StepTables
 
 
@@ -37,8 +37,15 @@ class Outcome(Enum):
 class RowPath(Requests):
     """The row path of one worker: its requests, and the steps they take."""
 
-    def __init__(self, tables: StepTables, page_count: int, chunk_count: int, replays_max: int = REPLAYS_MAX) -> None:
-        super().__init__(tables, page_count, chunk_count, replays_max)
+    def __init__(
+        self,
+        tables: StepTables,
+        page_count: int,
+        chunk_count: int,
+        replays_max: int = REPLAYS_MAX,
+        hot_pages_start: int | None = None,
+    ) -> None:
+        super().__init__(tables, page_count, chunk_count, replays_max, hot_pages_start)
         self._collected: list[RowRun] | None = None
         self._planned: set[int] = set()  # groups of the step under way
         self._capturing = False
