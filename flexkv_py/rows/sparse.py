@@ -37,7 +37,7 @@ COLD_SHARE_MAX = 0.5
 """Nothing is cold when more than this share of what leaves is missed within the horizon."""
 
 KEPT_HALF_LIVES = 0.5
-"""What came because of a guess stays for five steps, or it would go again before the step it came for."""
+"""What came because of a guess goes last for five steps, or it would go again before the step it came for."""
 
 FAVOUR = 8.0
 """How much hotter than it is the favoured request counts, in half-lives: its chunks stay while there are others."""
@@ -96,7 +96,9 @@ class SparseRows:
         heat.scores[chunk][block] = max(heat.scores[chunk][block], floor)
         kind = self._open.pop((heat.number, block, chunk), None)
         heat.marks[chunk][block] = Mark.KNOWN if kind is None else Mark.AHEAD
-        if kind is not None:
+        if kind is None:
+            heat.ahead.pop((block, chunk), None)  # it was granted already: a failed step needs it
+        else:
             heat.ahead[block, chunk] = kind, heat.reports, self._time.now
         self._order.add(heat, block, chunk)
 
@@ -155,14 +157,14 @@ class SparseRows:
     # ------------------------------------------------------------ what it says
 
     def coldest(self, now_ns: int) -> Iterator[Place]:
-        self._time.advance(now_ns)
+        since, fresh = self._time.advance(now_ns) - KEPT_HALF_LIVES, list[Place]()
         for heat, block, chunk in self._order.coldest():
-            if (
-                heat.marks[chunk][block] == Mark.AHEAD
-                and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES
-            ):
-                continue
-            yield Place(heat.request, block, chunk)
+            place = Place(heat.request, block, chunk)
+            if heat.marks[chunk][block] == Mark.AHEAD and heat.ahead[block, chunk][2] > since:
+                fresh.append(place)
+            else:
+                yield place
+        yield from fresh
 
     def ahead(self, now_ns: int) -> Iterator[Hunch]:
         self._time.advance(now_ns)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.config import SECOND_NS
 from flexkv_py.core.messages import (
@@ -26,6 +28,7 @@ from flexkv_py.core.messages import (
 from flexkv_py.core.state import WRITE_FAULTS_IN_ROW_MAX
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey
+from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.table import RowLimits
 from tests.core.conftest import CHUNKS, NAMESPACE, Bench, chain
 
@@ -153,30 +156,35 @@ def test_staging_tries_a_failing_s3_after_each_pause(benches: Any) -> None:
     assert bench.planner.counters["demotions", "s3"] > 0
 
 
-def test_requests_that_push_each_other_out_take_turns(benches: Any) -> None:
-    """Two requests fail steps that need three quarters of DRAM each: one after the other gets it, again and again."""
-    limits = RowLimits(pinned_share_max=1.0, replay_ns_max=SECOND_NS)
+@pytest.mark.parametrize("policy", ROW_POLICIES)
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("round_ms", [0.5, 5, 50])
+def test_requests_that_push_each_other_out_take_turns(benches: Any, policy: str, count: int, round_ms: float) -> None:
+    """Requests fail steps that need three quarters of DRAM each: one after the other gets it, again and again."""
+    limits = RowLimits(policy, pinned_share_max=1.0, replay_ns_max=SECOND_NS)
     bench = benches(tiers=TIERS[:2], ssd_bytes=1 << 20, dram_segments=4, dram_clean_ahead=0.0, rows=limits)
-    chains = {1: chain(3, "a"), 2: chain(3, "b")}
+    chains = {request: chain(3, str(request)) for request in range(1, count + 1)}
     for request, keys in chains.items():
         find(bench, keys)
         bench.post(RequestAttached(1, 900, request, 0, keys, bench.now_ns))
-    everything = [(position, chunk) for position in range(3) for chunk in range(2)]
+    everything = {(position, chunk) for position in range(3) for chunk in range(2)}
     steps: Counter[int] = Counter()
-    waits: dict[int, bool] = dict.fromkeys(chains, False)
-    for _ in range(ROUNDS_MAX):
+    asked: dict[int, set[tuple[int, int]]] = {request: set() for request in chains}
+    for turn in range(1, ROUNDS_MAX + 1):
         for request in chains:
-            pages = apply_pages(bench, request)
-            if not waits[request] and set(everything) - pages:
-                absents = [AbsentEntry(request, *spot) for spot in everything if spot not in pages]
+            there = apply_pages(bench, request)
+            asked[request] -= there  # what leaves again is asked for again
+            if absents := [AbsentEntry(request, *spot) for spot in sorted(everything - there - asked[request])]:
                 bench.post(HeatReported(1, [], absents, [], [], bench.now_ns))
-                waits[request] = True
-            elif set(everything) <= pages:
+                asked[request] |= everything - there
+            elif everything <= there:
                 bench.post(HeatReported(1, [], [], [request], [], bench.now_ns))
-                waits[request], steps[request] = False, steps[request] + 1
+                steps[request] += 1
         rest(bench, until_ns=bench.now_ns + NEXT_NS)
+        bench.now_ns = max(bench.now_ns, int(turn * round_ms * 1e6))
+        bench.tick()
     assert not [told for told in bench.told if isinstance(told, RefuseReplay)]
-    assert min(steps[request] for request in chains) > ROUNDS_MAX / 10
+    assert min(steps[request] for request in chains) > ROUNDS_MAX / (3 * count)
 
 
 def apply_pages(bench: Bench, request: int) -> set[tuple[int, int]]:

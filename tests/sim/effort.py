@@ -175,7 +175,7 @@ def _asked(state: State) -> int:
     for row in state.transfers.values():
         if row.kind is TicketKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
             total += WEIGHT_DEMAND
-    total += WEIGHT_SSD * sum(not want.reads for want in state.rows.wants)
+    total += WEIGHT_SSD * sum(not want.reads for wants in state.rows.wants.values() for want in wants)
     return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
 
 
