@@ -53,7 +53,7 @@ def make_room(state: State) -> None:
 
 
 def _revoke_cold(state: State) -> None:
-    """Until enough is on its way out. What failed steps have pinned goes last, and to those that failed earlier only."""
+    """Until enough is on its way out. What failed steps have pinned goes last, and only to one that failed earlier."""
     table = state.rows
     waiting = sum(map(len, state.lines.values())) + sum(map(len, table.wants.values()))
     going_pages = _going_pages(state)

@@ -104,6 +104,7 @@ class Requests(Generic[CopyT, IndexT]):
         """If none of its ranks waits any more, or too late: what it has pinned yields to every step that fails."""
         if late or not any(rank.wanted for rank in request.ranks.values()):
             self.wants.pop(request, None)
+            self.elder = None if self.elder is request else self.elder
             request.turn = NO_TURN
 
     def short(self, owner: Owner[Any] | None, pages: int) -> None:
