@@ -171,7 +171,7 @@ def test_requests_that_push_each_other_out_take_turns(
     steps: Counter[int] = Counter()
     asked: dict[int, set[tuple[int, int]]] = {request: set() for request in range(1, count + 1)}
     for turn in range(1, ROUNDS_MAX + 1):
-        for request in asked:
+        for request in list(asked):
             there = apply_pages(bench, request)
             asked[request] -= there  # what leaves again is asked for again
             if absents := EVERYTHING - there - asked[request]:
