@@ -63,8 +63,8 @@ def _revoke_cold(state: State) -> None:
     for place, copy, sharing in _offered(state):
         if short_pages <= 0:
             break
-        turn = min((request.turn for request in sharing if _pins(request, copy, place.chunk)), default=None)
-        if not _may_go(state, copy, sharing) or (turn is not None and not _yields(state, copy, turn)):
+        turn = min((request.turn for request, at in sharing if request.pinned(at) >> place.chunk & 1), default=None)
+        if not _may_go(state, copy, sharing, turn):
             held.append(place)
         elif turn is not None:
             pinned.append((turn, copy, place.chunk))
@@ -85,32 +85,25 @@ def _revoke_cold(state: State) -> None:
             table.policy.granted(place, state.now_ns)
 
 
-def _offered(state: State) -> Iterator[tuple[Place, DramCopy, list[Running]]]:
+def _offered(state: State) -> Iterator[tuple[Place, DramCopy, list[tuple[Running, int]]]]:
     """Coldest chunks, each when the last of its readers is found to be cold: it is as warm as its warmest one."""
     table, seen = state.rows, Counter[tuple[DramCopy, int]]()
     for place in islice(table.policy.coldest(state.now_ns), COLD_SCAN_MAX):
         copy = table.by_id[place.request].copies[place.block]
         assert copy is not None
         seen[copy, place.chunk] += 1
-        sharing = [request for request, at in readers(copy) if request.granted[at] >> place.chunk & 1]
+        sharing = [(request, at) for request, at in readers(copy) if request.granted[at] >> place.chunk & 1]
         if seen[copy, place.chunk] == len(sharing) and table.short_of in (None, copy.block.index.owner):
             yield place, copy, sharing
 
 
-def _may_go(state: State, copy: DramCopy, sharing: list[Running]) -> bool:
-    """Whether revoking a chunk of it is allowed, and would give room."""
-    closed = any(rank.closed for request in sharing for rank in request.ranks.values())
-    return copy.state is CopyState.READY and copy not in state.pinned and not closed
-
-
-def _pins(request: Running, copy: DramCopy, chunk: int) -> bool:
-    return bool(request.pinned(request.positions[copy.block.key]) >> chunk & 1)
-
-
-def _yields(state: State, copy: DramCopy, turn: int) -> bool:
-    """Whether what a failed step needs may go, because another began to fail earlier and finds no room."""
+def _may_go(state: State, copy: DramCopy, sharing: list[tuple[Running, int]], turn: int | None) -> bool:
+    """Whether revoking a chunk is allowed and gives room. `turn`: of the first failed step that needs it."""
+    closed = any(rank.closed for request, _ in sharing for rank in request.ranks.values())
+    if closed or copy.state is not CopyState.READY or copy in state.pinned:
+        return False
     elder = state.rows.elder
-    return elder is not None and elder.turn < turn and is_below(copy.block, Tier.DRAM)
+    return turn is None or (elder is not None and elder.turn < turn and is_below(copy.block, Tier.DRAM))
 
 
 def _send_out(state: State, victims: list[tuple[DramCopy, int]]) -> None:
