@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from flexkv_py.rows.policy import Reason
 
-PAYS_MIN = 0.9
+PAYS_MIN = 0.94
 """Share of guesses of a kind that must be right: a wrong one costs a read and somebody's place, a right one saves a
 replayed step for a read that was to come anyway."""
 

@@ -25,7 +25,7 @@ HUNCHES_WAITING_MAX = 64
 class RowLimits:
     """What the planner is told of the row path. Times in nanoseconds."""
 
-    policy: str = "lru"
+    policy: str = "sparse"
 
     requests_per_session_max: int = 1024
     blocks_per_request_max: int = 65_536
