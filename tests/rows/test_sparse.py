@@ -100,6 +100,22 @@ def test_what_came_and_was_selected_came_true(policy):
     assert policy.shares()[sibling] < better
 
 
+def test_a_sibling_that_was_cold_for_long_must_first_show_that_it_is_needed(policy):
+    """Hot lately, itself or beside it, it is asked for at once; else it is only watched, until such ones have paid."""
+    known(policy, 900, 2)
+    late_ns = 20 * REPORT_NS
+    report(policy, {700: 9}, late_ns, chunk=1)
+    for block in (100, 700, 701):
+        absent(policy, block, late_ns)
+    assert [guess[:2] for guess in ahead(policy, late_ns)] == [(700, 1), (701, 1)]
+    for block in range(200, 600, 2):
+        absent(policy, block, late_ns)
+        absent(policy, block, late_ns, chunk=1)
+    list(policy.ahead(late_ns))
+    absent(policy, 800, late_ns)
+    assert [guess[:2] for guess in ahead(policy, late_ns)] == [(800, 1)]
+
+
 def test_what_came_because_of_a_guess_stays_for_some_steps(policy):
     """It has no heat yet; others are offered first until the step that it came for had its chance."""
     known(policy, 8, 2)
