@@ -104,7 +104,8 @@ def test_a_sibling_that_was_cold_for_long_must_first_show_that_it_is_needed(poli
     """Hot lately, itself or beside it, it is asked for at once; else it is only watched, until such ones have paid."""
     known(policy, 900, 2)
     late_ns = 20 * REPORT_NS
-    report(policy, {700: 9}, late_ns, chunk=1)
+    for turn in range(1, 21):
+        report(policy, {700: 9}, turn * REPORT_NS, chunk=1)
     for block in (100, 700, 701):
         absent(policy, block, late_ns)
     assert [guess[:2] for guess in ahead(policy, late_ns)] == [(700, 1), (701, 1)]
