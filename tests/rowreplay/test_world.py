@@ -77,7 +77,7 @@ def test_where_all_fits_nothing_is_read():
 
 @pytest.mark.parametrize("given", [{}, {"topic_steps": 30}], ids=["steady", "topics"])
 def test_sparse_misses_less_than_lru(given):
-    """Clustered selections, half of it in DRAM: sparse has far fewer absents for no more bytes, its order alone fewer."""
+    """Clustered selections, half of it in DRAM: sparse has far fewer absents for no more bytes; its order helps."""
     lru, heat, sparse, future = (cost(policy, 256, **given) for policy in ("lru", "heat", "sparse", "future"))
     assert heat.absents_per_step < lru.absents_per_step
     assert heat.read_bytes_per_step < lru.read_bytes_per_step
