@@ -38,6 +38,9 @@ def check(state: State, indexes: list[Index]) -> None:
     assert not attached, f"{len(attached)} keys are attached to requests that are over"
     assert sum(map(len, table.of_session.values())) == sum(len(request.ranks) for request in table.by_id.values())
     assert not table.changed, "a change was not told"
+    turns = [request.turn for request in table.wants]
+    assert turns == sorted(turns), "whose step failed later is served before another"
+    assert all(any(rank.wanted for rank in request.ranks.values()) for request in table.wants), "nobody waits"
     for request_id, position, chunk in deepcopy(table.policy).coldest(state.now_ns):
         assert table.by_id[request_id].granted[position] >> chunk & 1, "the policy offers what is not granted"
     for copy, chunks in table.going.items():

@@ -24,7 +24,6 @@ from flexkv_py.core.tickets import refuse
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import Request, chunks_in
 from flexkv_py.rows.policy import Place
-from flexkv_py.rows.table import Want
 
 Running = Request[DramCopy, Index]
 
@@ -101,6 +100,7 @@ def close_ranks(state: State, session: Session) -> None:
     """The session's socket is gone; its process may still read what it was granted."""
     for request in state.rows.of_session.get(session.id, {}).values():
         request.close(request.ranks[session.id])
+        state.rows.end_turn(request)
         if not request.live:  # nothing of it can be had before its processes are gone
             state.rows.policy.detached(request.id)
 
@@ -195,9 +195,18 @@ def revoke(state: State, request: Running, position: int, chunks: int) -> None:
     if request.live:
         for chunk in chunks_in(chunks):
             state.rows.policy.revoked(Place(request.id, position, chunk))
-    if request.pinned(position) & chunks:  # its copy had to go: another is to be read
-        state.rows.wants.append(Want(request, position))
+    if request.pinned(position) & chunks:
+        _want_again(state, request, position)
     state.rows.changed[request] = None
+
+
+def _want_again(state: State, request: Running, position: int) -> None:
+    """What a failed step had already must be read once more. It comes within the time limit, or is refused."""
+    state.rows.want(request, position)
+    for rank in request.ranks.values():
+        if position in rank.wanted and rank.wanted_until_ns <= state.now_ns:
+            rank.wanted_until_ns = state.now_ns + state.rows.limits.replay_ns_max
+            state.wake_at(rank.wanted_until_ns, "replay", request.id)
 
 
 def readers(copy: DramCopy) -> list[tuple[Running, int]]:

@@ -23,6 +23,10 @@ GRANTS_PER_MESSAGE_MAX = 32_768
 """Of 12 bytes each on the socket; the rest goes with the next version."""
 
 
+NO_TURN = 1 << 62
+"""Behind everybody."""
+
+
 class Readable(Protocol):
     """A copy of a block, as far as a grant is concerned."""
 
@@ -83,6 +87,7 @@ class Request(Generic[CopyT, IndexT]):
         self.leaving: list[int] = []
         self.ranks: dict[int, Rank] = {}
         self.version = 0
+        self.turn = NO_TURN  # in which order steps began to fail; pins of later ones yield to those of earlier ones
         self.open = 0  # of a closed namespace: positions from here on are revoked
         self._fresh: dict[Spot, None] = {}  # granted since the last version
         self._revoked: dict[Spot, None] = {}  # revoked since the last version

@@ -40,6 +40,7 @@ INTERVAL_NS = 400_000_000
 """Between two reports of a request, until it is measured."""
 
 INTERVAL_WEIGHT = 0.95
+COLD = float("-inf")
 
 
 class StepClock:
@@ -122,13 +123,18 @@ class Heat:
         missing = block + 1 - len(self.scores[chunk])
         if missing > 0:
             count = -(-missing // GROWTH_BLOCKS) * GROWTH_BLOCKS
-            self.scores[chunk].extend([float("-inf")] * count)
+            self.scores[chunk].extend([COLD] * count)
             self.marks[chunk].extend([Mark.BELOW] * count)
             self.listed[chunk].extend(bytes(count))
 
     def has(self, block: int, chunk: int) -> bool:
         """Whether the request is known to have this chunk of this block."""
         return 0 <= block < self.blocks and chunk < len(self.scores) and block < len(self.scores[chunk])
+
+    def beside(self, block: int, chunk: int) -> float:
+        """The better score of the same chunk in the blocks beside it."""
+        row = self.scores[chunk]
+        return max(row[block - 1] if block else COLD, row[block + 1] if block + 1 < len(row) else COLD)
 
     def end(self) -> None:
         """The request is over: nothing of it is granted."""
@@ -166,10 +172,12 @@ class ColdOrder:
 
     Buckets of scores; a chunk is put where its score is when it is granted, and moved up when the order comes by it
     and finds that it was counted since. Scores only grow, so nothing is ever found too late; only where a favour has
-    ended may a chunk stay for as long as that was worth.
+    ended may a chunk stay for as long as that was worth. A chunk counts as hot as those `beside` it, less so many
+    half-lives: selections come in clusters, and this tells apart what was not selected for long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beside: float = -COLD) -> None:
+        self._beside = beside
         self._buckets: dict[int, list[tuple[Heat, int, int]]] = {}
         self._numbers: list[int] = []  # of the buckets, ascending
 
@@ -212,6 +220,6 @@ class ColdOrder:
             insort(self._numbers, number)
         bucket.append(entry)
 
-    @staticmethod
-    def _number(heat: Heat, block: int, chunk: int) -> int:
-        return int(STEPS_PER_HALF_LIFE * (heat.scores[chunk][block] + heat.idled + heat.favour))
+    def _number(self, heat: Heat, block: int, chunk: int) -> int:
+        score = max(heat.scores[chunk][block], heat.beside(block, chunk) - self._beside)
+        return int(STEPS_PER_HALF_LIFE * (score + heat.idled + heat.favour))

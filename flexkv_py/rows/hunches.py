@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from flexkv_py.rows.policy import Reason
 
-PAYS_MIN = 0.85
+PAYS_MIN = 0.94
 """Share of guesses of a kind that must be right: a wrong one costs a read and somebody's place, a right one saves a
 replayed step for a read that was to come anyway."""
 
@@ -34,15 +34,11 @@ class Kind:
     there.
     """
 
-    def __init__(self, reason: Reason | None) -> None:
+    def __init__(self, reason: Reason | None, *, proven: bool = False) -> None:
         self.reason = reason
         self.urgent = reason is not None and reason.urgent
         self.tried = 8.0
-        self.right = 0.0  # the likely must show first that they are
-        if reason is None:
-            self.right = self.tried
-        elif self.urgent:
-            self.right = self.tried * PAYS_MIN
+        self.right = self.tried * (1.0 if reason is None else PAYS_MIN * proven)  # others must show first that they pay
         self._offered = 0
 
     @property

@@ -6,7 +6,9 @@ A chunk may leave alone when its block is whole below; others are written there 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
+from operator import itemgetter
 
 from flexkv_py.core.blocks import CopyState, DramCopy
 from flexkv_py.core.messages import Priority, Tier
@@ -15,6 +17,7 @@ from flexkv_py.core.placement import Verdict, is_below, judge
 from flexkv_py.core.room import demote
 from flexkv_py.core.state import State
 from flexkv_py.rows.attached import Running, grant, readers, revoke, revoke_copy
+from flexkv_py.rows.policy import Place
 
 COLD_SCAN_MAX = 256
 WAITING_SERVED_MAX = 8
@@ -50,31 +53,61 @@ def make_room(state: State) -> None:
 
 
 def _revoke_cold(state: State) -> None:
-    """Until enough is on its way out."""
+    """Until enough is on its way out. What failed steps have pinned goes last, and only to one that failed earlier."""
     table = state.rows
-    waiting = sum(map(len, state.lines.values())) + len(table.wants)
-    short_pages = table.short_pages * min(max(waiting, 1), WAITING_SERVED_MAX) - _going_pages(state)
-    offered: Counter[tuple[DramCopy, int]] = Counter()
-    victims: list[tuple[DramCopy, int]] = []
-    for place in islice(table.policy.coldest(state.now_ns), COLD_SCAN_MAX):
+    waiting = sum(map(len, state.lines.values())) + sum(map(len, table.wants.values()))
+    going_pages = _going_pages(state)
+    short_pages = table.short_pages * min(max(waiting, 1), WAITING_SERVED_MAX) - going_pages
+    victims, held = list[tuple[DramCopy, int]](), list[Place]()
+    pinned: list[tuple[int, DramCopy, int]] = []
+    for place, copy, sharing in _offered(state):
         if short_pages <= 0:
             break
-        copy, chunk = table.by_id[place.request].copies[place.block], place.chunk
-        assert copy is not None
-        offered[copy, chunk] += 1
-        sharing = [(request, at) for request, at in readers(copy) if request.granted[at] >> chunk & 1]
-        if offered[copy, chunk] < len(sharing):
-            continue  # it is as warm as its warmest reader
-        if table.short_of not in (None, copy.block.index.owner):
-            continue
-        kept = copy in state.pinned or any(_keeps(request, at, chunk) for request, at in sharing)
-        if kept or copy.state is not CopyState.READY:
-            continue
-        if is_below(copy.block, Tier.DRAM):
-            victims.append((copy, chunk))
+        turn = min((request.turn for request, at in sharing if request.pinned(at) >> place.chunk & 1), default=None)
+        if not _may_go(state, copy, sharing, turn):
+            held.append(place)
+        elif turn is not None:
+            pinned.append((turn, copy, place.chunk))
+        elif is_below(copy.block, Tier.DRAM):
+            victims.append((copy, place.chunk))
             short_pages -= copy.block.index.frame_pages
         elif _write_first(state, copy):
             short_pages -= copy.block.index.frame_pages
+    if table.elder is not None and short_pages > 0 and not victims:
+        wanted_pages = table.short_pages * min(len(table.wants[table.elder]), WAITING_SERVED_MAX) - going_pages
+        for _, copy, chunk in sorted(pinned, key=itemgetter(0), reverse=True):
+            if wanted_pages > 0:
+                victims.append((copy, chunk))
+                wanted_pages -= copy.block.index.frame_pages
+    _send_out(state, victims)
+    if not victims:
+        for place in held:  # out of the way of the next scan
+            table.policy.granted(place, state.now_ns)
+
+
+def _offered(state: State) -> Iterator[tuple[Place, DramCopy, list[tuple[Running, int]]]]:
+    """Coldest chunks, each when the last of its readers is found to be cold: it is as warm as its warmest one."""
+    table, seen = state.rows, Counter[tuple[DramCopy, int]]()
+    for place in islice(table.policy.coldest(state.now_ns), COLD_SCAN_MAX):
+        copy = table.by_id[place.request].copies[place.block]
+        assert copy is not None
+        seen[copy, place.chunk] += 1
+        sharing = [(request, at) for request, at in readers(copy) if request.granted[at] >> place.chunk & 1]
+        if seen[copy, place.chunk] == len(sharing) and table.short_of in (None, copy.block.index.owner):
+            yield place, copy, sharing
+
+
+def _may_go(state: State, copy: DramCopy, sharing: list[tuple[Running, int]], turn: int | None) -> bool:
+    """Whether revoking a chunk is allowed and gives room. `turn`: of the first failed step that needs it."""
+    closed = any(rank.closed for request, _ in sharing for rank in request.ranks.values())
+    if closed or copy.state is not CopyState.READY or copy in state.pinned:
+        return False
+    elder = state.rows.elder
+    return turn is None or (elder is not None and elder.turn < turn and is_below(copy.block, Tier.DRAM))
+
+
+def _send_out(state: State, victims: list[tuple[DramCopy, int]]) -> None:
+    table = state.rows
     for copy, chunk in victims:
         table.going[copy] = table.going.get(copy, 0) | 1 << chunk
         for request, position in readers(copy):
@@ -90,11 +123,6 @@ def _going_pages(state: State) -> int:
         for copy, chunks in state.rows.going.items()
         if not any(rank.closed for request, _ in readers(copy) for rank in request.ranks.values())
     )
-
-
-def _keeps(request: Running, position: int, chunk: int) -> bool:
-    """Whether revoking a chunk from this request is not allowed, or would give no room."""
-    return bool(request.pinned(position) >> chunk & 1) or any(rank.closed for rank in request.ranks.values())
 
 
 def _write_first(state: State, copy: DramCopy) -> bool:

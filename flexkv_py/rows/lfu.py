@@ -1,18 +1,15 @@
-"""Least frequently used: what was selected least since its request began leaves first. Beside LRU, a yardstick.
-
-It forgets nothing until the request is over, which is what is wrong with it: see docs/policies.md.
-"""
+"""Least frequently used since its request began leaves first. A yardstick: it forgets nothing (docs/policies.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from flexkv_py.rows.heat import ColdOrder, Heat, Mark
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry
-from flexkv_py.rows.policy import Hunch, Place, RequestId
+from flexkv_py.rows.messages import HeatEntry
+from flexkv_py.rows.policy import Place, RequestId, RowPolicy
 
 
-class LeastFrequentRows:
+class LeastFrequentRows(RowPolicy):
     """Heat without decay: the clock stands still."""
 
     def __init__(self) -> None:
@@ -33,12 +30,6 @@ class LeastFrequentRows:
         for _, block, chunk, selected in entries:
             heat.touch(block, chunk, 0.0, selected)
 
-    def absent(self, request: RequestId, entries: Iterable[AbsentEntry], now_ns: int) -> None:
-        return
-
-    def resumed(self, request: RequestId, now_ns: int) -> None:
-        return
-
     def detached(self, request: RequestId) -> None:
         heat = self._heats.pop(request, None)
         if heat is not None:
@@ -47,9 +38,6 @@ class LeastFrequentRows:
     def coldest(self, now_ns: int) -> Iterator[Place]:
         for heat, block, chunk in self._order.coldest():
             yield Place(heat.request, block, chunk)
-
-    def ahead(self, now_ns: int) -> Iterable[Hunch]:
-        return ()
 
     def _heat(self, request: RequestId) -> Heat:
         heat = self._heats.get(request)

@@ -2,45 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import merge
 
-from flexkv_py.rows.messages import AbsentEntry, HeatEntry
-from flexkv_py.rows.policy import Hunch, Place, RequestId
+from flexkv_py.rows.messages import HeatEntry
+from flexkv_py.rows.policy import Place, RequestId, RowPolicy
 
 
-class LeastRecentRows:
-    """One dictionary in order of use. Knows uses as reports tell them, and predicts nothing."""
+class LeastRecentRows(RowPolicy):
+    """Granted chunks of each request in order of use. Knows uses as reports tell them, and predicts nothing."""
 
     def __init__(self) -> None:
-        self._order: dict[Place, None] = {}  # granted chunks, the one used longest ago first
+        self._orders: dict[RequestId, dict[Place, int]] = {}  # when each was used last; the one longest ago first
+        self._uses = 0
 
     def granted(self, place: Place, now_ns: int) -> None:
-        self._order.pop(place, None)
-        self._order[place] = None
+        self._use(self._orders.setdefault(place.request, {}), place)
 
     def revoked(self, place: Place) -> None:
-        self._order.pop(place, None)
+        self._orders.get(place.request, {}).pop(place, None)
 
     def reported(self, request: RequestId, entries: Iterable[HeatEntry], now_ns: int) -> None:
-        order = self._order
+        order = self._orders.get(request, {})
         for _, block, chunk, _ in reversed(list(entries)):  # largest first in a report, and that is the latest use here
             place = Place(request, block, chunk)
             if place in order:
-                del order[place]
-                order[place] = None
-
-    def absent(self, request: RequestId, entries: Iterable[AbsentEntry], now_ns: int) -> None:
-        return
-
-    def resumed(self, request: RequestId, now_ns: int) -> None:
-        return
+                self._use(order, place)
 
     def detached(self, request: RequestId) -> None:
-        for place in [place for place in self._order if place.request == request]:
-            del self._order[place]
+        self._orders.pop(request, None)
 
     def coldest(self, now_ns: int) -> Iterable[Place]:
-        return iter(self._order)
+        return (place for _, place in merge(*map(_by_use, self._orders.values())))
 
-    def ahead(self, now_ns: int) -> Iterable[Hunch]:
-        return ()
+    def _use(self, order: dict[Place, int], place: Place) -> None:
+        order.pop(place, None)
+        self._uses += 1
+        order[place] = self._uses
+
+
+def _by_use(order: dict[Place, int]) -> Iterator[tuple[int, Place]]:
+    return ((used, place) for place, used in order.items())

@@ -1,4 +1,4 @@
-"""What the planner hears from workers of the row path, and what it tells them. Part of `core.messages`, in one place.
+"""What the planner hears from workers of the row path, what it tells them, and words of row policies; in one place.
 
 A *request* here is a running request of an engine, by a number its workers chose; messages that are to be answered
 carry the number of the message besides (`asked`). Blocks are named by their position in the request.
@@ -7,7 +7,8 @@ carry the number of the message besides (`asked`). Blocks are named by their pos
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import StrEnum
+from typing import NamedTuple, NewType
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.keys import BlockKey
@@ -166,3 +167,39 @@ class LoseSession:
 
 
 RowInstruction = AttachAnswered | ChangePages | RefuseReplay | LoseSession
+
+# ------------------------------------------------------- what policies speak of
+
+RequestId = NewType("RequestId", int)
+"""The planner's own number of a running request: engines may use the same numbers, and one engine them again."""
+
+
+class Place(NamedTuple):
+    """One chunk of the block at one position of a running request."""
+
+    request: RequestId
+    block: int
+    chunk: int
+
+
+class Reason(StrEnum):
+    """Why a chunk is thought to be needed soon."""
+
+    SIBLING = "sibling"
+    """A step fails for another chunk of the same block, and layer groups resemble each other."""
+    TURN = "turn"
+    """The request was idle and takes steps again; the chunk was among its hottest."""
+    RISING = "rising"
+    """Its rows are selected, and as yet found in the hot buffer."""
+
+    @property
+    def urgent(self) -> bool:
+        """A step that fails now is likely to fail for it next: a prefetch with a deadline, not speculation."""
+        return self in (Reason.SIBLING, Reason.TURN)
+
+
+class Hunch(NamedTuple):
+    """A chunk that is not granted and is thought to be needed soon."""
+
+    place: Place
+    reason: Reason

@@ -32,7 +32,7 @@ def on_heat(state: State, event: HeatReported) -> None:
             policy.reported(request.id, [entry for entry in entries if _exists(request, entry)], state.now_ns)
     for called in event.replayed:
         if called in mine:
-            _end_replay(mine[called].ranks[event.session])
+            _end_replay(state, mine[called], mine[called].ranks[event.session])
     for called, absents in by_request(event.absents).items():
         if called in mine:
             request = mine[called]
@@ -48,16 +48,19 @@ def _exists(request: Running, entry: HeatEntry | AbsentEntry) -> bool:
 def _begin_replay(state: State, request: Running, rank: Rank, absents: list[AbsentEntry]) -> None:
     """Pin what the step missed, and have it brought in; or say at once that it will not come."""
     table, limits = state.rows, state.rows.limits
+    if absents and all(_is_awaited(request, rank, absent) for absent in absents):
+        return  # asked for again, because it left again: no step has failed for that
     rank.replays += 1
     if rank.replays > limits.absent_replays_max:
         why = f"the step failed {rank.replays} times in a row (absent_replays_max): load it whole, or recompute"
         _refuse(state, request, rank, ReplayOutcome.TOO_MANY, why)
         return
+    table.begin_turn(request)
     for absent in absents:
         missed = request.missing(absent.block)
         rank.wanted[absent.block] = rank.wanted.get(absent.block, 0) | 1 << absent.chunk
         if request.missing(absent.block) != missed:
-            table.wants.append(Want(request, absent.block))
+            table.want(request, absent.block)
     pinned_pages = request.index.frame_pages * sum(chunks.bit_count() for chunks in rank.wanted.values())
     if pinned_pages > limits.pinned_share_max * state.frames.total_pages:
         why = "the step needs more than its share of DRAM (pinned_share_max): recompute, or give it more"
@@ -67,14 +70,19 @@ def _begin_replay(state: State, request: Running, rank: Rank, absents: list[Abse
     state.wake_at(rank.wanted_until_ns, "replay", request.id)
 
 
-def _end_replay(rank: Rank) -> None:
+def _is_awaited(request: Running, rank: Rank, absent: AbsentEntry) -> bool:
+    return bool(rank.wanted.get(absent.block, 0) & ~request.granted[absent.block] & 1 << absent.chunk)
+
+
+def _end_replay(state: State, request: Running, rank: Rank) -> None:
     rank.wanted.clear()
     rank.replays = 0
+    state.rows.end_turn(request)
 
 
 def _refuse(state: State, request: Running, rank: Rank, outcome: ReplayOutcome, why: str) -> None:
     """The rank's step need not wait any more. The engine tells its other ranks, as it does when a step fails."""
-    _end_replay(rank)
+    _end_replay(state, request, rank)
     state.count("replays_refused", outcome.value)
     state.out.append(RefuseReplay(rank.session, request.called, outcome, why))
 
@@ -88,15 +96,37 @@ class _Want(Enum):
 
 
 def serve_wants(state: State) -> None:
-    """Bring in what failed steps need, in the order in which they failed, until one must wait for room."""
-    wants = state.rows.wants
-    for _ in range(min(len(wants), WANTS_PER_EVENT_MAX)):
-        want = wants[0]
-        look = _bring(state, want)
-        if look is _Want.NO_ROOM:
-            return
-        wants.popleft()
-        if look is _Want.LATER:
+    """Bring in what failed steps need. Nobody takes room that one who began to fail earlier waits for."""
+    table, left = state.rows, WANTS_PER_EVENT_MAX
+    table.elder = None
+    _look_at_coming(state)
+    for request in list(table.wants):
+        while left and (wants := table.wants.get(request)):
+            left -= 1
+            look = _bring(state, wants[0])
+            if look is _Want.NO_ROOM:
+                if table.short_pages and (table.elder is None or not request.index.owner.at_quota):
+                    table.elder = request
+                if not request.index.owner.at_quota:
+                    return
+                break
+            want = wants.popleft()
+            if look is _Want.LATER:
+                table.coming.append(want)
+
+
+def _look_at_coming(state: State) -> None:
+    """What has come, or has failed to, is to be looked at in its turn."""
+    table = state.rows
+    for _ in range(min(len(table.coming), WANTS_PER_EVENT_MAX)):
+        want = table.coming.popleft()
+        wants = table.wants.get(want.request)
+        if wants is None:
+            continue
+        block = want.request.index.blocks.get(want.request.keys[want.position])
+        if block is not None and block.dram is not None and block.dram.state is CopyState.FILLING:
+            table.coming.append(want)
+        else:
             wants.append(want)
 
 
@@ -129,6 +159,8 @@ def _bring(state: State, want: Want[DramCopy, Index]) -> _Want:
 def serve_hunches(state: State) -> None:
     """Bring back what the policy takes for needed soon; what finds no room waits for it, and is the next to get it."""
     table = state.rows
+    if table.elder is not None:
+        return  # a step that failed waits for room
     table.hunches.extend(hunch.place for hunch in islice(table.policy.ahead(state.now_ns), HUNCHES_PER_EVENT_MAX))
     for _ in range(min(len(table.hunches), HUNCHES_PER_EVENT_MAX)):
         place = table.hunches[0]
@@ -145,9 +177,12 @@ def serve_hunches(state: State) -> None:
 
 
 def refuse_late(state: State, request: Running) -> None:
-    """The time limit of a replay has come: what is still missing is refused."""
+    """The time limit of a replay has come: what is still missing is refused, and a step that is not tried yields."""
     for rank in request.ranks.values():
-        late = rank.wanted and rank.wanted_until_ns <= state.now_ns
-        if late and any(chunks & ~request.granted[position] for position, chunks in rank.wanted.items()):
+        if not rank.wanted or rank.wanted_until_ns > state.now_ns:
+            continue
+        if not any(chunks & ~request.granted[position] for position, chunks in rank.wanted.items()):
+            state.rows.end_turn(request, late=True)
+        else:
             why = "what the step needs did not come in time (replay_s_max): DRAM or its tier is too busy; recompute"
             _refuse(state, request, rank, ReplayOutcome.NO_ROOM, why)

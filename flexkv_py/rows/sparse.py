@@ -12,22 +12,32 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from math import log2
 
-from flexkv_py.rows.heat import IDLE_HALF_LIVES, WEIGHTS, ColdOrder, Heat, Mark, StepClock
+from flexkv_py.rows.heat import HALF_LIFE_REPORTS, IDLE_HALF_LIVES, WEIGHTS, ColdOrder, Heat, Mark, StepClock
 from flexkv_py.rows.hunches import PAYS_MIN, Kind, Spot, Watch
 from flexkv_py.rows.messages import AbsentEntry, HeatEntry
 from flexkv_py.rows.policy import Hunch, Place, Reason, RequestId
 
 SIBLINGS_MAX = 8
-NEIGHBOURS_MAX = 4
-"""How far from a missing chunk others are thought of: in chunks of the block, in blocks."""
+"""How far from a missing chunk others of its block are thought of."""
 
 RISING_LEVELS = 8
 """Rising chunks are judged by how hot they are, in powers of two."""
 
 ABSENT_WEIGHT = 1.0
 """Of a failed step, beside log(1 + n) of n selections."""
+
+BESIDE_HALF_LIVES = 20.0
+"""A chunk beside one that is selected now leaves as if it had been selected itself five reports ago."""
+
+AGES_MAX = 5
+"""Siblings and chunks of a turn are judged by how many reports ago they, or those beside them, were hot; older ones are
+not followed until they have been shown to pay."""
+
+TURN_GUESSES_MAX = 64
+"""For one turn: whether they were right is known only when it is over."""
 
 OPEN_MAX = 8192
 """Guesses that wait to be taken or are on their way; beyond that the oldest are given up unjudged."""
@@ -37,9 +47,12 @@ COLD_SHARE_MAX = 0.5
 """Nothing is cold when more than this share of what leaves is missed within the horizon."""
 
 KEPT_HALF_LIVES = 0.5
-"""What came because of a guess stays for five steps, or it would go again before the step it came for."""
+"""What came because of a guess goes last for five steps, or it would go again before the step it came for."""
 
-FAVOUR = 8.0
+FAVOUR_SHARE_MIN = 0.85
+"""Of what leaves, to be missed soon: then requests make each other fail, and one at a time is spared."""
+
+FAVOUR = 4.0
 """How much hotter than it is the favoured request counts, in half-lives: its chunks stay while there are others."""
 
 FAVOUR_HALF_LIVES = 4.0
@@ -58,11 +71,11 @@ class SparseRows:
         self._time = StepClock()
         self._heats: dict[RequestId, Heat] = {}
         self._numbers = 0
-        self._order = ColdOrder()
-        self._kinds: dict[tuple[Reason, int], Kind] = {}
+        self._order = ColdOrder(BESIDE_HALF_LIVES)
+        self._kinds: dict[tuple[Reason, int, int], Kind] = {}
         self._open: OrderedDict[Spot, Kind] = OrderedDict()
-        self._urgent: deque[tuple[Heat, int, int]] = deque()
-        self._likely: deque[tuple[Heat, int, int]] = deque()
+        self._urgent: deque[tuple[Heat, int, int]] = deque(maxlen=OPEN_MAX)
+        self._likely: deque[tuple[Heat, int, int]] = deque(maxlen=OPEN_MAX)
         self._watch = Watch()
         self._gone = Watch()
         self._missed_again = Kind(None)
@@ -81,7 +94,7 @@ class SparseRows:
         """Whether whatever leaves is needed again at once: then nothing is brought back on mere likelihood."""
         return self.missed_share > COLD_SHARE_MAX
 
-    def shares(self) -> dict[tuple[Reason, int], float]:
+    def shares(self) -> dict[tuple[Reason, int, int], float]:
         """How many of late were right, for each kind of guess that was ever made."""
         return {name: kind.share for name, kind in self._kinds.items()}
 
@@ -96,7 +109,9 @@ class SparseRows:
         heat.scores[chunk][block] = max(heat.scores[chunk][block], floor)
         kind = self._open.pop((heat.number, block, chunk), None)
         heat.marks[chunk][block] = Mark.KNOWN if kind is None else Mark.AHEAD
-        if kind is not None:
+        if kind is None:
+            heat.ahead.pop((block, chunk), None)  # it was granted already: a failed step needs it
+        else:
             heat.ahead[block, chunk] = kind, heat.reports, self._time.now
         self._order.add(heat, block, chunk)
 
@@ -117,7 +132,7 @@ class SparseRows:
             self._time.reported(now_ns - heat.reported_ns)
         heat.reported_ns, heat.resumed = now_ns, False
         clock = heat.clock(self._time.now)
-        bar = self._bar(Reason.RISING)
+        bar = max(PAYS_MIN, self.missed_share + SPECULATION_MARGIN)
         guesses = GUESSES_PER_EVENT_MAX
         for block, chunk in heat.count(entries, clock):
             if heat.marks[chunk][block] == Mark.AHEAD:
@@ -155,14 +170,14 @@ class SparseRows:
     # ------------------------------------------------------------ what it says
 
     def coldest(self, now_ns: int) -> Iterator[Place]:
-        self._time.advance(now_ns)
+        since, fresh = self._time.advance(now_ns) - KEPT_HALF_LIVES, list[Place]()
         for heat, block, chunk in self._order.coldest():
-            if (
-                heat.marks[chunk][block] == Mark.AHEAD
-                and self._time.now - heat.ahead[block, chunk][2] < KEPT_HALF_LIVES
-            ):
-                continue
-            yield Place(heat.request, block, chunk)
+            place = Place(heat.request, block, chunk)
+            if heat.marks[chunk][block] == Mark.AHEAD and heat.ahead[block, chunk][2] > since:
+                fresh.append(place)
+            else:
+                yield place
+        yield from fresh
 
     def ahead(self, now_ns: int) -> Iterator[Hunch]:
         self._time.advance(now_ns)
@@ -196,37 +211,33 @@ class SparseRows:
         if silent > IDLE_HALF_LIVES:
             heat.idled += silent
             heat.resumed = True
-            kind, bar = self._kind(Reason.TURN, 0), self._bar(Reason.TURN)
-            for block, chunk in reversed(heat.left):
-                self._guess(heat, block, chunk, kind, bar)
+            for block, chunk in islice(reversed(heat.left), TURN_GUESSES_MAX):
+                self._guess(heat, block, chunk, self._aged_kind(heat, block, chunk, Reason.TURN), PAYS_MIN)
             heat.left.clear()
         return heat
 
     def _favour(self, heat: Heat) -> None:
-        """A step of this request fails. Where nothing is cold, let it keep what it has for some steps.
+        """A step of this request fails. Where requests make each other fail, let it keep what it has for some steps.
 
         When the chunks of all do not fit, whatever goes is missed by a step that is being tried, and all requests fail
         for each other's sake. One at a time is then spared (load control: P. J. Denning, "Working sets past and
         present", IEEE Trans. Software Engineering 1980).
         """
         favoured, now = self._favoured, self._time.now
-        if favoured is not None and (not self.nothing_is_cold or now - self._favoured_at > FAVOUR_HALF_LIVES):
+        crowded = self.missed_share > FAVOUR_SHARE_MIN
+        if favoured is not None and (not crowded or now - self._favoured_at > FAVOUR_HALF_LIVES):
             favoured.favour = 0.0
             self._favoured = favoured = None
-        if favoured is None and self.nothing_is_cold:
+        if favoured is None and crowded:
             heat.favour = FAVOUR
             self._favoured, self._favoured_at = heat, now
 
     def _think_around(self, heat: Heat, block: int, chunk: int) -> None:
         """A step fails for this chunk: which others may it, or the next ones, fail for?"""
-        bar = self._bar(Reason.SIBLING)
         for distance in range(1, min(SIBLINGS_MAX, len(heat.marks) - 1 - chunk) + 1):
-            self._guess(heat, block, chunk + distance, self._kind(Reason.SIBLING, distance), bar)
-        bar = self._bar(Reason.NEIGHBOUR)
-        for distance in range(1, NEIGHBOURS_MAX + 1):
-            for other in (block - distance, block + distance):
-                if heat.has(other, chunk):
-                    self._guess(heat, other, chunk, self._kind(Reason.NEIGHBOUR, distance), bar)
+            if heat.has(block, chunk + distance):
+                kind = self._aged_kind(heat, block, chunk + distance, Reason.SIBLING, distance)
+                self._guess(heat, block, chunk + distance, kind, PAYS_MIN)
 
     def _guess(self, heat: Heat, block: int, chunk: int, kind: Kind, bar: float) -> None:
         """Follow the guess that this chunk is needed, or watch what comes of it; unless that was guessed already."""
@@ -249,14 +260,15 @@ class SparseRows:
         if len(self._open) > OPEN_MAX:
             self._open.popitem(last=False)
 
-    def _bar(self, reason: Reason) -> float:
-        return PAYS_MIN if reason.urgent else max(PAYS_MIN, self.missed_share + SPECULATION_MARGIN)
-
-    def _kind(self, reason: Reason, distance: int) -> Kind:
-        kind = self._kinds.get((reason, distance))
+    def _kind(self, reason: Reason, distance: int, age: int = 0) -> Kind:
+        kind = self._kinds.get((reason, distance, age))
         if kind is None:
-            kind = self._kinds[reason, distance] = Kind(reason)
+            kind = self._kinds[reason, distance, age] = Kind(reason, proven=reason.urgent and age < AGES_MAX)
         return kind
+
+    def _aged_kind(self, heat: Heat, block: int, chunk: int, reason: Reason, distance: int = 0) -> Kind:
+        since = heat.clock(self._time.now) - max(heat.scores[chunk][block], heat.beside(block, chunk))
+        return self._kind(reason, distance, int(min(max(since * HALF_LIFE_REPORTS, 0), AGES_MAX)))
 
     def _came_true(self, kind: Kind) -> None:
         assert kind.reason is not None

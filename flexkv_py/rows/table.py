@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from flexkv_py.errors import ErrorCode
-from flexkv_py.rows.grants import CopyT, IndexT, Rank, Request
+from flexkv_py.rows.grants import NO_TURN, CopyT, IndexT, Rank, Request
 from flexkv_py.rows.messages import RequestAttached
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.policy import Place, RequestId, RowPolicy
@@ -25,7 +25,7 @@ HUNCHES_WAITING_MAX = 64
 class RowLimits:
     """What the planner is told of the row path. Times in nanoseconds."""
 
-    policy: str = "lru"
+    policy: str = "sparse"
 
     requests_per_session_max: int = 1024
     blocks_per_request_max: int = 65_536
@@ -81,11 +81,33 @@ class Requests(Generic[CopyT, IndexT]):
         self.letting_go: dict[Request[CopyT, IndexT], None] = {}  # over, reset, or with acknowledgements to settle
         self.going: dict[CopyT, int] = {}  # chunks (mask) that leave DRAM as soon as nobody reads them
         self.hunches: deque[Place] = deque(maxlen=HUNCHES_WAITING_MAX)  # to be brought back; older ones are given up
-        self.wants: deque[Want[CopyT, IndexT]] = deque()
+        self.wants: dict[Request[CopyT, IndexT], deque[Want[CopyT, IndexT]]] = {}
+        """Requests whose steps fail, the one that has longest first; and what is still to be read for each."""
+        self.coming: deque[Want[CopyT, IndexT]] = deque()  # of these, what is on its way
+        self.elder: Request[CopyT, IndexT] | None = None  # the first of them that found no room in the last event
         self.short_pages = 0  # what was in vain asked of DRAM while the last event was handled
         self.short_of: Owner[Any] | None = None  # whose quota alone was short, where it was not DRAM itself
         self._names: dict[tuple[IndexT, str | int, int], Request[CopyT, IndexT]] = {}
         self._made = 0
+        self._turns = 0
+
+    def begin_turn(self, request: Request[CopyT, IndexT]) -> None:
+        """A step of it fails: it is the youngest of those that do, unless it is among them already."""
+        if request not in self.wants:
+            self._turns += 1
+            request.turn, self.wants[request] = self._turns, deque()
+
+    def want(self, request: Request[CopyT, IndexT], position: int) -> None:
+        """A failed step needs chunks of this block that it has not."""
+        self.begin_turn(request)
+        self.wants[request].append(Want(request, position))
+
+    def end_turn(self, request: Request[CopyT, IndexT], *, late: bool = False) -> None:
+        """If none of its ranks waits any more, or too late: what it has pinned yields to every step that fails."""
+        if late or not any(rank.wanted for rank in request.ranks.values()):
+            self.wants.pop(request, None)
+            self.elder = None if self.elder is request else self.elder
+            request.turn = NO_TURN
 
     def short(self, owner: Owner[Any] | None, pages: int) -> None:
         """So much was in vain asked of DRAM, or (with an owner) of its quota there; DRAM itself counts first."""
@@ -160,6 +182,7 @@ class Requests(Generic[CopyT, IndexT]):
         if not mine:
             del self.of_session[rank.session]
         request.leave(rank)
+        self.end_turn(request)
         self.letting_go[request] = None
         if not request.ranks:
             del self.by_id[request.id]

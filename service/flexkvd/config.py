@@ -148,7 +148,7 @@ class RowPathTable:
     policy: str = key(
         Kind.TEXT,
         "Which chunks of running requests leave DRAM first, and which come back ahead of need.",
-        "lru",
+        "sparse",
         choices=("lru", "lfu", "sparse"),
         live=True,
     )

@@ -199,7 +199,7 @@ def test_what_the_policy_wants_back_waits_for_room(benches):
     bench = shrunk(benches)
     rows = bench.planner.state.rows
     [request] = rows.by_id.values()
-    hunches = [Hunch(Place(request.id, 0, 1), Reason.RISING), Hunch(Place(request.id, 9, 0), Reason.NEIGHBOUR)]
+    hunches = [Hunch(Place(request.id, 0, 1), Reason.RISING), Hunch(Place(request.id, 9, 0), Reason.RISING)]
     rows.policy.ahead = lambda _: [hunches.pop(0)] if hunches else []
     bench.tick()
     assert (0, 1) not in table(bench)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from flexkv_py.core.blocks import CopyState
 from flexkv_py.core.config import SECOND_NS
 from flexkv_py.core.messages import (
@@ -26,6 +28,8 @@ from flexkv_py.core.messages import (
 from flexkv_py.core.state import WRITE_FAULTS_IN_ROW_MAX
 from flexkv_py.geometry import ALIGN_BYTES
 from flexkv_py.keys import ROOT, BlockKey
+from flexkv_py.rows import leaving
+from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.table import RowLimits
 from tests.core.conftest import CHUNKS, NAMESPACE, Bench, chain
 
@@ -33,6 +37,8 @@ RECORD_BYTES = ALIGN_BYTES + sum(CHUNKS)
 TIERS = (Tier.DRAM, Tier.SSD, Tier.S3)
 ROUNDS_MAX = 200
 NEXT_NS = 500_000
+EVERYTHING = {(position, chunk) for position in range(3) for chunk in range(2)}
+"""Of a request of three blocks."""
 
 
 def find(bench: Bench, keys: list[BlockKey], tier: Tier = Tier.SSD) -> None:
@@ -153,30 +159,67 @@ def test_staging_tries_a_failing_s3_after_each_pause(benches: Any) -> None:
     assert bench.planner.counters["demotions", "s3"] > 0
 
 
-def test_requests_that_push_each_other_out_take_turns(benches: Any) -> None:
-    """Two requests fail steps that need three quarters of DRAM each: one after the other gets it, again and again."""
-    limits = RowLimits(pinned_share_max=1.0, replay_ns_max=SECOND_NS)
-    bench = benches(tiers=TIERS[:2], ssd_bytes=1 << 20, dram_segments=4, dram_clean_ahead=0.0, rows=limits)
-    chains = {1: chain(3, "a"), 2: chain(3, "b")}
-    for request, keys in chains.items():
-        find(bench, keys)
-        bench.post(RequestAttached(1, 900, request, 0, keys, bench.now_ns))
-    everything = [(position, chunk) for position in range(3) for chunk in range(2)]
+@pytest.mark.parametrize("policy", ROW_POLICIES)
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("round_ms", [0.5, 5, 50])
+def test_requests_that_push_each_other_out_take_turns(
+    benches: Any, monkeypatch: pytest.MonkeyPatch, policy: str, count: int, round_ms: float
+) -> None:
+    """Requests fail steps that need three quarters of DRAM each: one after the other gets it, again and again."""
+    monkeypatch.setattr(leaving, "COLD_SCAN_MAX", 3)  # fewer than what a step has pinned
+    bench = three_quarters(benches, count, policy=policy, absent_replays_max=len(EVERYTHING))
     steps: Counter[int] = Counter()
-    waits: dict[int, bool] = dict.fromkeys(chains, False)
-    for _ in range(ROUNDS_MAX):
-        for request in chains:
-            pages = apply_pages(bench, request)
-            if not waits[request] and set(everything) - pages:
-                absents = [AbsentEntry(request, *spot) for spot in everything if spot not in pages]
-                bench.post(HeatReported(1, [], absents, [], [], bench.now_ns))
-                waits[request] = True
-            elif set(everything) <= pages:
+    asked: dict[int, set[tuple[int, int]]] = {request: set() for request in range(1, count + 1)}
+    for turn in range(1, ROUNDS_MAX + 1):
+        for request in list(asked):
+            there = apply_pages(bench, request)
+            asked[request] -= there  # what leaves again is asked for again
+            if absents := EVERYTHING - there - asked[request]:
+                fail(bench, request, absents)
+                asked[request] |= absents
+            elif there >= EVERYTHING:
                 bench.post(HeatReported(1, [], [], [request], [], bench.now_ns))
-                waits[request], steps[request] = False, steps[request] + 1
+                steps[request] += 1
         rest(bench, until_ns=bench.now_ns + NEXT_NS)
+        bench.now_ns = max(bench.now_ns, int(turn * round_ms * 1e6))
+        bench.tick()
     assert not [told for told in bench.told if isinstance(told, RefuseReplay)]
-    assert min(steps[request] for request in chains) > ROUNDS_MAX / 10
+    assert min(steps[request] for request in asked) > ROUNDS_MAX / (3 * count)
+
+
+def test_a_step_that_is_not_tried_again_in_time_yields_what_it_has_pinned(benches: Any) -> None:
+    """An engine that asked and never came back keeps nobody from getting on for longer than its time limit."""
+    bench = three_quarters(benches, 2)
+    fail(bench, 1, EVERYTHING)
+    rest(bench, until_ns=1)
+    assert apply_pages(bench, 1) == EVERYTHING
+    bench.now_ns = SECOND_NS // 2
+    fail(bench, 2, EVERYTHING)
+    for _ in range(len(EVERYTHING)):
+        rest(bench, until_ns=SECOND_NS - 1)
+        apply_pages(bench, 1)
+    assert apply_pages(bench, 2) < EVERYTHING
+    bench.now_ns = SECOND_NS
+    bench.tick()
+    for _ in range(len(EVERYTHING)):
+        apply_pages(bench, 1)
+        rest(bench, until_ns=SECOND_NS + NEXT_NS)
+    assert apply_pages(bench, 2) == EVERYTHING
+
+
+def three_quarters(benches: Any, count: int, **limits: Any) -> Bench:
+    """So many requests whose blocks are on SSD; each fits DRAM, no two do."""
+    rows = RowLimits(pinned_share_max=1.0, replay_ns_max=SECOND_NS, **limits)
+    bench: Bench = benches(tiers=TIERS[:2], ssd_bytes=1 << 20, dram_segments=4, dram_clean_ahead=0.0, rows=rows)
+    for request in range(1, count + 1):
+        find(bench, chain(3, str(request)))
+        bench.post(RequestAttached(1, 900, request, 0, chain(3, str(request)), bench.now_ns))
+    return bench
+
+
+def fail(bench: Bench, request: int, spots: set[tuple[int, int]]) -> None:
+    """A step of the request misses these chunks."""
+    bench.post(HeatReported(1, [], [AbsentEntry(request, *spot) for spot in sorted(spots)], [], [], bench.now_ns))
 
 
 def apply_pages(bench: Bench, request: int) -> set[tuple[int, int]]:

@@ -77,13 +77,14 @@ def test_where_all_fits_nothing_is_read():
 
 @pytest.mark.parametrize("given", [{}, {"topic_steps": 30}], ids=["steady", "topics"])
 def test_sparse_misses_less_than_lru(given):
-    """Clustered selections, half of it in DRAM: sparse has far fewer absents, its order alone fewer bytes too."""
+    """Clustered selections, half of it in DRAM: sparse has far fewer absents for no more bytes; its order helps."""
     lru, heat, sparse, future = (cost(policy, 256, **given) for policy in ("lru", "heat", "sparse", "future"))
     assert heat.absents_per_step < lru.absents_per_step
     assert heat.read_bytes_per_step < lru.read_bytes_per_step
-    assert sparse.absents_per_step <= 0.8 * min(heat.absents_per_step, lru.absents_per_step)
-    assert sparse.read_bytes_per_step <= 1.15 * lru.read_bytes_per_step
-    assert sparse.ticks_per_step <= lru.ticks_per_step
+    assert sparse.absents_per_step <= 0.8 * lru.absents_per_step
+    assert sparse.absents_per_step < heat.absents_per_step
+    assert sparse.read_bytes_per_step <= lru.read_bytes_per_step
+    assert sparse.ticks_per_step <= 1.1 * lru.ticks_per_step
     assert future.read_bytes_per_step <= sparse.read_bytes_per_step
 
 

@@ -73,6 +73,16 @@ def test_asking_for_the_coldest_may_be_given_up():
     assert coldest(order)[0] == first
 
 
+def test_beside_what_is_hot_a_chunk_counts_as_warmer():
+    """Of chunks as cold as each other the one with a hot neighbour leaves later, but before what is hot itself."""
+    order, heat = ColdOrder(beside=20.0), heat_of()
+    for block in (0, 3, 4):
+        grant(order, heat, block)
+    heat.count([HeatEntry(1, 4, 0, 100)], 40.0)
+    assert coldest(order) == [0, 3, 4]
+    assert coldest(order) == [0, 3, 4]
+
+
 def test_a_report_tells_what_was_selected_below():
     """Counting returns the chunks that are not known to be granted, in the order of the report."""
     order, heat = ColdOrder(), heat_of()

@@ -65,21 +65,22 @@ def test_a_failed_step_brings_the_other_chunks_of_its_block(policy):
 
 
 def test_a_likely_guess_is_watched_until_it_was_shown_to_pay(policy):
-    """While neighbours are not needed none is asked for, and their share falls; once they are, it rises."""
+    """While rising chunks are not needed none is asked for, and their share falls; once they are, it rises."""
     known(policy, 4096, 1)
     now_ns, asked = REPORT_NS, []
-    for block in range(0, 1200, 24):  # neighbours are never needed
-        absent(policy, block, now_ns)
+    for block in range(0, 1200, 6):  # selected, and never needed
+        report(policy, {block: 4}, now_ns)
         asked.append(len(ahead(policy, now_ns)))
         now_ns += REPORT_NS
     assert set(asked) == {0}
-    assert policy.shares()[Reason.NEIGHBOUR, 1] < 0.2
-    for block in range(1200, 4000, 12):  # now each is needed, and those beside it a little later
-        for needed in (block, block + 1, block - 1):
-            absent(policy, needed, now_ns)
-            grant(policy, needed, now_ns=now_ns)
+    [rising] = {name for name in policy.shares() if name[0] is Reason.RISING}
+    assert policy.shares()[rising] < 0.2
+    for block in range(1200, 4000, 3):  # now each is needed a little later
+        report(policy, {block: 4}, now_ns)
+        absent(policy, block, now_ns)
+        grant(policy, block, now_ns=now_ns)
         now_ns += REPORT_NS
-    assert policy.shares()[Reason.NEIGHBOUR, 1] > 0.6
+    assert policy.shares()[rising] > 0.6
 
 
 def test_what_came_and_was_selected_came_true(policy):
@@ -87,25 +88,44 @@ def test_what_came_and_was_selected_came_true(policy):
     known(policy, 8, 2)
     for block in (1, 6):
         absent(policy, block, REPORT_NS)
-    share = policy.shares()[Reason.SIBLING, 1]
+    [sibling] = policy.shares()
+    share = policy.shares()[sibling]
     assert {(1, 1, Reason.SIBLING), (6, 1, Reason.SIBLING)} <= set(ahead(policy, REPORT_NS))
     grant(policy, 1, 6, chunk=1, now_ns=REPORT_NS)
     report(policy, {1: 4}, 2 * REPORT_NS, chunk=1)
     assert policy.came_true[Reason.SIBLING] == 1
-    better = policy.shares()[Reason.SIBLING, 1]
+    better = policy.shares()[sibling]
     policy.revoked(Place(ONE, 6, 1))
     assert share < better
-    assert policy.shares()[Reason.SIBLING, 1] < better
+    assert policy.shares()[sibling] < better
+
+
+def test_a_sibling_that_was_cold_for_long_must_first_show_that_it_is_needed(policy):
+    """Hot lately, itself or beside it, it is asked for at once; else it is only watched, until such ones have paid."""
+    known(policy, 900, 2)
+    late_ns = 20 * REPORT_NS
+    for turn in range(1, 21):
+        report(policy, {700: 9}, turn * REPORT_NS, chunk=1)
+    for block in (100, 700, 701):
+        absent(policy, block, late_ns)
+    assert [guess[:2] for guess in ahead(policy, late_ns)] == [(700, 1), (701, 1)]
+    for block in range(200, 600, 2):
+        absent(policy, block, late_ns)
+        absent(policy, block, late_ns, chunk=1)
+    list(policy.ahead(late_ns))
+    absent(policy, 800, late_ns)
+    assert [guess[:2] for guess in ahead(policy, late_ns)] == [(800, 1)]
 
 
 def test_what_came_because_of_a_guess_stays_for_some_steps(policy):
-    """It has no heat yet; it is not offered before the step that it came for had its chance."""
+    """It has no heat yet; others are offered first until the step that it came for had its chance."""
     known(policy, 8, 2)
     absent(policy, 3, REPORT_NS)
     assert (3, 1, Reason.SIBLING) in ahead(policy, REPORT_NS)
     grant(policy, 3, chunk=1, now_ns=REPORT_NS)
-    assert list(policy.coldest(REPORT_NS)) == []
-    assert list(policy.coldest(2 * REPORT_NS)) == [Place(ONE, 3, 1)]
+    grant(policy, 5, now_ns=2 * REPORT_NS)
+    assert [place.block for place in policy.coldest(REPORT_NS)] == [5, 3]
+    assert [place.block for place in policy.coldest(2 * REPORT_NS)] == [3, 5]
 
 
 def test_a_new_turn_brings_back_what_was_hottest(policy):
@@ -221,7 +241,7 @@ def test_what_it_offers_is_granted_and_what_it_asks_for_is_not(seed):
 
 def test_watching_is_bounded_and_without_favour():
     """Beyond its bound nothing more is watched; what the horizon passes was wrong, what is needed before was right."""
-    watch, kind = Watch(), Kind(Reason.NEIGHBOUR)
+    watch, kind = Watch(), Kind(Reason.RISING)
     kind.learn(right=True)
     for block in range(WATCHED_MAX + 10):
         watch.begin((1, block, 0), kind, 0.0)
@@ -247,4 +267,4 @@ def test_a_kind_of_urgent_guess_that_is_wrong_is_given_up(policy):
             policy.revoked(Place(ONE, guessed, chunk))
     assert asked[0] == 1
     assert asked[-1] == 0
-    assert policy.shares()[Reason.SIBLING, 1] < PAYS_MIN
+    assert max(policy.shares().values()) < PAYS_MIN

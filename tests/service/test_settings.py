@@ -150,7 +150,7 @@ def test_a_change_reaches_the_planner_that_runs(start: Callable[..., DaemonThrea
     """Rules set live are in force in a daemon that serves; it is told no more than what changed."""
     daemon = start()
     state, settings = daemon.parts.planner.state, daemon.parts.settings
-    changes = {"planner": {"policy": "s3fifo", "admission": "second-use"}, "row_path": {"policy": "sparse"}}
+    changes = {"planner": {"policy": "s3fifo", "admission": "second-use"}, "row_path": {"policy": "lfu"}}
     assert daemon.call(lambda: settings.change(changes)) == [
         "planner.policy",
         "planner.admission",
@@ -159,4 +159,4 @@ def test_a_change_reaches_the_planner_that_runs(start: Callable[..., DaemonThrea
     daemon.call(lambda: settings.change({"limits": {"retry_after_s": 2.0}}))
     assert (state.config.policy, state.config.ssd_hits_min, state.config.s3_hits_min) == ("s3fifo", 2, 2)
     assert state.config.retry_after_ns == 2_000_000_000
-    until(lambda: type(state.rows.policy) is ROW_POLICIES["sparse"])
+    until(lambda: type(state.rows.policy) is ROW_POLICIES["lfu"])

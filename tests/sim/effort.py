@@ -83,7 +83,9 @@ class Effort:
         if ended or not _is_inside(event):
             self._refusals_left = sum(want.staged is not None for want in live_demands(state))
             self._slack = (
-                SLACK_PER_DEMAND * (_demanded(state) + operated + self._under_way()) + WEIGHT_DRAM * self._refusals_left
+                SLACK_PER_DEMAND * (_demanded(state) + operated + self._under_way())
+                + WEIGHT_DRAM * self._refusals_left
+                + WEIGHT_SSD * _pinned(state)
             )
         else:
             self._slack -= max(0, grown)
@@ -175,8 +177,15 @@ def _asked(state: State) -> int:
     for row in state.transfers.values():
         if row.kind is TicketKind.SAVE and row.ticket is not None and row.ticket.ack is not Tier.DRAM:
             total += WEIGHT_DEMAND
-    total += WEIGHT_SSD * sum(not want.reads for want in state.rows.wants)
+    wants = [want for queue in (state.rows.coming, *state.rows.wants.values()) for want in queue]
+    total += WEIGHT_SSD * sum(not want.reads for want in wants)
     return total + (WEIGHT_DEMAND + WEIGHT_DRAM) * sum(len(flush.left) for flush in state.flushes.values())
+
+
+def _pinned(state: State) -> int:
+    """Chunks that failed steps have, and must read once more if they yield them to steps that failed earlier."""
+    waiting = (rank for request in state.rows.wants for rank in request.ranks.values())
+    return sum(chunks.bit_count() for rank in waiting for chunks in rank.wanted.values())
 
 
 def arrived(state: State) -> list[Ticket]:

@@ -23,7 +23,7 @@ class Whims(LeastRecentRows):
         for entry in list(entries)[:1]:
             place = Place(request, entry.block + self._chance.choice((-1, 0, 1)), entry.chunk)
             if place.block >= 0:
-                self._hunches.append(Hunch(place, Reason.NEIGHBOUR))
+                self._hunches.append(Hunch(place, Reason.RISING))
 
     def detached(self, request: RequestId) -> None:
         self._hunches = [hunch for hunch in self._hunches if hunch.place.request != request]
