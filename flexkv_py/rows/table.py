@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flexkv_py.errors import ErrorCode
 from flexkv_py.rows.grants import NO_TURN, CopyT, IndexT, Rank, Request
-from flexkv_py.rows.messages import RequestAttached
+from flexkv_py.rows.messages import AbsentEntry, HeatEntry, RequestAttached
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.policy import Place, RequestId, RowPolicy
 from flexkv_py.tenants.owner import Owner
@@ -43,12 +43,7 @@ class RowLimits:
     """Blocks of requests that end, and revocations acknowledged; as many as one attach has keys. The rest waits."""
 
 
-class _OfRequest(Protocol):
-    @property
-    def request(self) -> int: ...
-
-
-EntryT = TypeVar("EntryT", bound=_OfRequest)
+EntryT = TypeVar("EntryT", HeatEntry, AbsentEntry)
 
 
 def by_request(entries: Iterable[EntryT]) -> dict[int, list[EntryT]]:
