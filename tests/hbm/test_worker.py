@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from flexkv_tiers.hbm.newest import SaveOutcome
+from flexkv_tiers.hbm.newest import SAVES_RUNNING_MAX, SaveOutcome
 from flexkv_tiers.hbm.replay import agree_oks, agree_versions
+from flexkv_tiers.hbm.requests import HotCount
 from flexkv_tiers.hbm.rooms import Admission, Stage
 from flexkv_tiers.hbm.worker import Outcome
 from tests.hbm.decoder import BLOCK_TOKENS, Decoder, select_some
@@ -349,6 +350,26 @@ def test_a_block_is_loaded_while_its_old_page_is_still_being_saved(decoder):
     decoder.end_load(0)
     decoder.end_save(0, SaveOutcome.STORED)
     assert decoder.step([2], lambda *_: [56, 57, 63]) == [Outcome.DONE]
+
+
+def test_what_others_saved_is_not_saved_from_the_page_it_is_loaded_into(decoder):
+    """A block that left its page unsaved, since others had saved it, is never due again: not even in a new page."""
+    tokens = 6 * BLOCK_TOKENS
+    decoder.start_hot(1, 0, tokens)
+    decoder.detach(1, save=False)
+    decoder.attach(2, 0, tokens, cached=0)  # it computed all of it itself
+    decoder.start_saves()
+    decoder.grant_all(2)
+    assert decoder.path.go_hot(2)
+    assert decoder.path.steer([HotCount(2, 0, 0, 100)]) == 2
+    decoder._start_load(2)
+    running = len(decoder.saves)
+    while decoder.saves:
+        decoder.end_save(0, SaveOutcome.THROTTLED)
+    decoder.start_saves()
+    decoder.detach(2, save=True)
+    assert (running, decoder.saves) == (SAVES_RUNNING_MAX, [])
+    decoder.end_load(0)
 
 
 def test_a_failed_widening_leaves_the_request_hot(decoder):

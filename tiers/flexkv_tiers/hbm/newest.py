@@ -7,6 +7,7 @@ the embedder's (a client's `save`), and which page a block lies in is `pool`'s. 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -45,6 +46,7 @@ class NewestBlocks:
         self._next = saved_blocks  # every full block below is saved, running, refused, or due again
         self._again: list[int] = []
         self._running: set[int] = set()
+        self._elsewhere: set[int] = set()
 
     @property
     def full_blocks(self) -> int:
@@ -62,23 +64,34 @@ class NewestBlocks:
 
     def take_due(self) -> list[int]:
         """Blocks to save now, lowest first; they are under way from here on."""
-        room = SAVES_RUNNING_MAX - len(self._running)
-        fresh = range(self._next, self.full_blocks)
-        due = sorted([*self._again, *fresh[: max(0, room)]])[: max(0, room)]
-        self._again = [block for block in self._again if block not in due]
-        self._next += sum(block >= self._next for block in due)
+        room = max(0, SAVES_RUNNING_MAX - len(self._running))
+        while len(self._again) < room and self._next < self.full_blocks:
+            self._next_is_due()
+        due = sorted(self._again)[:room]
+        self._again = sorted(self._again)[room:]
         self._running.update(due)
         return due
 
     def take_all(self) -> list[int]:
         """Every block still to be saved, at the end of a request; they are under way from here on."""
-        due = sorted([*self._again, *range(self._next, self.full_blocks)])
-        self._again, self._next = [], max(self._next, self.full_blocks)
+        while self._next < self.full_blocks:
+            self._next_is_due()
+        due, self._again = sorted(self._again), []
         self._running.update(due)
         return due
+
+    def left(self, blocks: Iterable[int]) -> None:
+        """Full blocks left their pages: somebody has saved them. A page they get again holds what is loaded into it."""
+        self._elsewhere.update(blocks)
+        self._again = [block for block in self._again if block not in self._elsewhere]
 
     def ended(self, block: int, outcome: SaveOutcome) -> None:
         """A save of `block` ended and reads the block's page no more."""
         self._running.remove(block)
-        if outcome is SaveOutcome.THROTTLED:
+        if outcome is SaveOutcome.THROTTLED and block not in self._elsewhere:
             self._again.append(block)
+
+    def _next_is_due(self) -> None:
+        if self._next not in self._elsewhere:
+            self._again.append(self._next)
+        self._next += 1

@@ -352,18 +352,13 @@ class Requests:
         for change in changes:
             room = self.pool.rooms[change.request]
             self.tables.resident.leave(room.row, change.released)
+            self._attached[change.request].newest.left(change.released)
             if change.hot is not None:
                 self.tables.resize(room.row, change.hot)
             self.tables.resident.place(room.row, change.taken, [room.pages[block] for block in change.taken])
 
     def _orders(self, request: int, blocks: Sequence[int]) -> list[SaveOrder]:
-        orders = []
-        for block in blocks:
-            if block in self.pool.rooms[request].pages:
-                orders.append(SaveOrder(request, block, self.pool.copy_started(request, block, Use.SAVE)))
-            else:  # granted meanwhile: someone else has saved the same block
-                self._attached[request].newest.ended(block, SaveOutcome.STORED)
-        return orders
+        return [SaveOrder(request, block, self.pool.copy_started(request, block, Use.SAVE)) for block in blocks]
 
     def _forget_life(self, request: int) -> None:
         """Nothing of it is told of the next life of this number: versions and heat would be taken for that one's."""
