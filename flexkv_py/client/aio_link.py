@@ -68,14 +68,13 @@ class AsyncLink:
     ) -> Opened:
         """`exchange` for a load with gates, which must be over at `over_s`; whatever comes of it opens them."""
         self._check_alive()
-        array = self._session.gate(gates, over_s)
+        call, value = self._session.start_gated(gates, over_s, build, about), gates.value
         self._watch_gates()
         try:
-            return await self.exchange(build(array), Opened, deadline_s, about)
-        except FlexKVError as error:
-            if error.code is not ErrorCode.DEADLINE_EXCEEDED:  # without a reply the daemon may be at it
-                self._session.gated.give_up(gates)
-            raise
+            return (await self._run(call, (), deadline_s)).result()
+        finally:
+            if call.is_void:
+                self._session.gated.give_up(gates, value)
 
     def _watch_gates(self) -> None:
         """Look again when the next load with gates must be over."""
@@ -140,7 +139,7 @@ class AsyncLink:
         ended = self._waiting[call.id] = self._loop.create_future()
         try:
             async with asyncio.timeout_at(deadline_s):
-                await self._send(call.frame, descriptors)
+                await self._send(call, descriptors)
                 await ended
         except TimeoutError:
             return False
@@ -150,9 +149,9 @@ class AsyncLink:
                 self._session.abandon(call)
         return True
 
-    async def _send(self, frame: bytearray, descriptors: Sequence[int]) -> None:
+    async def _send(self, call: Call[Reply], descriptors: Sequence[int]) -> None:
         async with self._sending:
-            sent = 0
+            frame, sent = call.frame, 0
             try:
                 while sent < len(frame) and not self.lost:
                     try:
@@ -162,6 +161,7 @@ class AsyncLink:
                             sent = socket.send_fds(self._socket, [frame], descriptors)
                         else:
                             sent += self._socket.send(memoryview(frame)[sent:])
+                        call.sent = True
                     except BlockingIOError:
                         await self._room()
             except ConnectionError:

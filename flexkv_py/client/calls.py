@@ -32,10 +32,17 @@ class Call(Generic[Reply]):
     id: int
     expect: type[Reply]
     frame: bytearray
+    sent: bool = False
+    """Some of the frame is out."""
     ended: bool = False
     descriptors: list[int] = field(default_factory=list)
     _reply: Reply | None = None
     _failure: FlexKVError | None = None
+
+    @property
+    def is_void(self) -> bool:
+        """The daemon is not at it and never will be: it has refused it, or never heard of it."""
+        return self._failure is not None or not (self.sent or self.ended)
 
     def result(self) -> Reply:
         """The reply, or the coded error that answered instead."""

@@ -207,10 +207,11 @@ class GatedLoads:
         self._ends_s[gates] = end_s
         return array
 
-    def give_up(self, gates: Gates) -> None:
-        """The daemon has refused the load, and opens nothing."""
-        self._ends_s.pop(gates, None)
-        gates.give_up()
+    def give_up(self, gates: Gates, value: int) -> None:
+        """The daemon opens nothing for the load that waits for `value`. Others may have begun the next one already."""
+        if gates.value == value:
+            self._ends_s.pop(gates, None)
+            gates.give_up()
 
     def lose(self) -> None:
         """The daemon is lost: nobody else opens these gates."""

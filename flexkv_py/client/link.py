@@ -99,16 +99,16 @@ class Link:
         with self._lock:
             if self.lost:
                 raise lost_meanwhile(self._session.parting)
-            array = self._session.gate(gates, over_s)
+            call, value = self._session.start_gated(gates, over_s, build, about), gates.value
             self._gate_watch = self._gate_watch or GateWatch(self._session.gated, self._lock, self._lose)
             self._gate_watch.look()
+            self._users += 1
         try:
-            return self.exchange(build(array), Opened, deadline_s, about)
-        except FlexKVError as error:
-            if error.code is not ErrorCode.DEADLINE_EXCEEDED:  # without a reply the daemon may be at it
+            return self._run(call, (), deadline_s).result()
+        finally:
+            if call.is_void:
                 with self._lock:
-                    self._session.gated.give_up(gates)
-            raise
+                    self._session.gated.give_up(gates, value)
 
     def wait_for_pages(self, deadline_s: float) -> bool:
         """Whether there is news of pages that nobody took, waiting for the first. Raises DAEMON_LOST."""
@@ -201,7 +201,7 @@ class Link:
     def _run(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> Call[Reply]:
         """The call, ended."""
         try:
-            self._send(call.frame, descriptors, deadline_s)
+            self._send(call, descriptors, deadline_s)
             self._wait(call, deadline_s)
         finally:
             self._forsake(call)
@@ -216,10 +216,10 @@ class Link:
                 self._session.abandon(call)
             self._leave()
 
-    def _send(self, frame: bytearray, descriptors: Sequence[int], deadline_s: float) -> None:
+    def _send(self, call: Call[Reply], descriptors: Sequence[int], deadline_s: float) -> None:
         if not self._sending.acquire(timeout=_remaining_s(deadline_s)):
             raise _late("another thread's request was still being sent")
-        sent = 0
+        frame, sent = call.frame, 0
         try:
             while sent < len(frame):
                 try:
@@ -229,6 +229,7 @@ class Link:
                         sent = socket.send_fds(self._socket, [frame], descriptors)
                     else:
                         sent += self._socket.send(memoryview(frame)[sent:])
+                    call.sent = True
                 except BlockingIOError:
                     self._wait_for_room(deadline_s)
         except ConnectionError:

@@ -9,7 +9,7 @@ feed it bytes, and lock it where threads share it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -33,6 +33,7 @@ from flexkv_py.wire.messages import (
     Failed,
     GateArray,
     Hello,
+    Load,
     Matched,
     Message,
     Opened,
@@ -164,8 +165,13 @@ class Session:
                 "or wait for tickets and synchronise the stream instead",
             )
 
-    def gate(self, gates: Gates, end_s: float) -> GateArray:
-        """Take these gates for a load that is sent next and over at `end_s`. Raises UNSUPPORTED, BAD_ARGUMENT."""
+    def start_gated(
+        self, gates: Gates, end_s: float, build: Callable[[GateArray], Load], about: Handle
+    ) -> Call[Opened]:
+        """`start` for a load that takes these gates and is over at `end_s`. Raises DAEMON_LOST, UNSUPPORTED,
+        BAD_ARGUMENT.
+        """
+        self.require(about)
         self.check_ordered()
         chunk_count = self.hello.geometry.chunk_count
         if gates.chunk_count != chunk_count:
@@ -173,7 +179,12 @@ class Session:
                 ErrorCode.BAD_ARGUMENT,
                 f"{gates.chunk_count} gates for blocks of {chunk_count} chunks: make one for each chunk",
             )
-        return self.gated.begin(gates, end_s)
+        array = self.gated.begin(gates, end_s)
+        try:
+            return self._start(build(array), Opened)
+        except FlexKVError:
+            self.gated.give_up(gates, gates.value)
+            raise
 
     # -------------------------------------------------------------- replies
 

@@ -10,7 +10,7 @@ import pytest
 
 from flexkv_py.client import Client, Gates, GateState
 from flexkv_py.client.aio import AsyncClient
-from flexkv_py.client.gates import GATE_GRACE_S
+from flexkv_py.client.gates import GATE_GRACE_S, GatedLoads
 from flexkv_py.errors import ErrorCode
 from flexkv_py.wire.gates import gate_value
 
@@ -164,6 +164,50 @@ def test_a_daemon_that_knows_no_gates_is_asked_for_none(daemon: Daemon) -> None:
             client.save(keys, range(4), memory, after=bytes(64))
         client.load(keys, range(4), memory, deadline_s=0.01).wait()
     assert all(gates.is_open(chunk) for chunk in CHUNKS)
+
+
+def test_a_gated_load_that_was_never_sent_costs_no_connection(daemon: Daemon) -> None:
+    """Whoever gives up before a byte is out opens the gates: else the daemon would be blamed for leaving them shut."""
+    gates, late, cancelled = arrays()[:3]
+    over_s = 0.05 + GATE_GRACE_S
+    with Client(daemon.path, GEOMETRY, timeout_s=2.0) as client:
+        keys, memory, life = client.keys(range(64)), register(client), client._session.life
+        client.load(keys, range(4), memory, 30.0, gates)
+        client.timeout_s = 0.01  # for this call alone
+        with client._link._sending, refused(ErrorCode.DEADLINE_EXCEEDED):  # as if another thread's frame were half out
+            client.load(keys, range(4), memory, 0.05, late)
+        assert all_are([late], GateState.FAILED)
+        time.sleep(over_s)
+        client.timeout_s = 2.0
+        client.ping()
+        assert (client._session.life, all_are([gates], GateState.SHUT)) == (life, True)
+
+    async def run() -> None:
+        async with AsyncClient(daemon.path, GEOMETRY) as client:
+            keys, memory, life = client.keys(range(64)), await register_async(client), client._session.life
+            async with client._link._sending:
+                load = asyncio.create_task(client.load(keys, range(4), memory, 0.05, cancelled))
+                await asyncio.sleep(0.01)
+                load.cancel()
+                await asyncio.wait([load])
+            assert load.cancelled()
+            assert all_are([cancelled], GateState.FAILED)
+            await asyncio.sleep(over_s)
+            await client.ping()
+            assert client._session.life == life
+
+    asyncio.run(run())
+
+
+def test_the_end_of_one_load_opens_no_gate_of_the_next() -> None:
+    """A thread that learns of its load's end late, when another has begun the next on the same gates, leaves them."""
+    loads, gates = GatedLoads(), arrays()[0]
+    loads.begin(gates, 1.0)
+    first = gates.value
+    loads.lose()
+    loads.begin(gates, 2.0)
+    loads.give_up(gates, first)
+    assert (all_are([gates], GateState.SHUT), loads.next_check_s) == (True, 2.0)
 
 
 def test_the_asyncio_client_opens_gates_too(daemon: Daemon) -> None:
