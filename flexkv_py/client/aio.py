@@ -140,12 +140,13 @@ class AsyncClient(AsyncConnectedClient):
         retention_ms = requests.milliseconds(retention_s, "retention_s")
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         above, deadline_ms = requests.pack_keys([parent]), requests.milliseconds(deadline_s, "deadline_s")
+        event = requests.event_handle(after)
 
         def build(name: int) -> Save:
-            if after:
+            if event:
                 self._session.check_ordered()
             hints = skip_below, high_priority, low_priority, retention_ms
-            return Save(0, packed, places, name, above, deadline_ms, ack, *hints, after)
+            return Save(0, packed, places, name, above, deadline_ms, ack, *hints, event)
 
         opened, life = await self._ask_on(memory.registration, build, Opened)
         return AsyncTicket(self, Handle(opened.ticket, life))

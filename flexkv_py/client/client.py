@@ -156,12 +156,13 @@ class Client(ConnectedClient):
         retention_ms = requests.milliseconds(retention_s, "retention_s")
         packed, places = requests.pack_keys(keys), memory.pack_pages(pages, len(keys))
         above, deadline_ms = requests.pack_keys([parent]), requests.milliseconds(deadline_s, "deadline_s")
+        event = requests.event_handle(after)
 
         def build(name: int) -> Save:
-            if after:
+            if event:
                 self._session.check_ordered()
             hints = skip_below, high_priority, low_priority, retention_ms
-            return Save(0, packed, places, name, above, deadline_ms, ack, *hints, after)
+            return Save(0, packed, places, name, above, deadline_ms, ack, *hints, event)
 
         opened, life = self._ask_on(memory, build, Opened)
         return Ticket(self, Handle(opened.ticket, life))

@@ -195,6 +195,15 @@ def shard_list(shards: Sequence[int]) -> list[int]:
         raise FlexKVError(ErrorCode.BAD_ARGUMENT, f"shards is {shards!r}: give a list of shard numbers") from None
 
 
+def event_handle(after: bytes) -> bytes:
+    """The handle of the event that a save waits for, empty for none. Raises BAD_ARGUMENT."""
+    if isinstance(after, bytes | bytearray | memoryview):
+        return bytes(after)
+    raise FlexKVError(
+        ErrorCode.BAD_ARGUMENT, f"after is {after!r}: give the bytes of an event's handle, or b'' to wait for none"
+    )
+
+
 def progress_of(progress: Progress) -> TicketProgress:
     """A reply to `wait` as the public value. Raises BAD_MESSAGE."""
     try:

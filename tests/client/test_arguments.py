@@ -67,7 +67,7 @@ def test_tokens_that_are_no_numbers_are_refused(client, tokens):
 
 
 def test_numbers_out_of_range_are_refused(client):
-    """Times, chunks, shards and epochs that the wire or the wait cannot express are a bad argument."""
+    """Times, chunks, shards, epochs and events that the wire or the wait cannot express are a bad argument."""
     ticket = client.prefetch([KEY])
     for call in (
         lambda: client.reset(2**70),
@@ -80,6 +80,8 @@ def test_numbers_out_of_range_are_refused(client):
         lambda: ticket.wait(timeout_s="soon"),
         lambda: ticket.wait(chunk="first"),
         lambda: ticket.wait(chunk=0.5),
+        lambda: client.save([KEY], range(4), register(client), after=None),
+        lambda: client.save([KEY], range(4), register(client), after="event"),
     ):
         with refused(ErrorCode.BAD_ARGUMENT):
             call()
@@ -98,6 +100,7 @@ def test_the_asyncio_client_refuses_the_same(daemon):
             assert await refusal_of(client.match(["x" * 16])) is ErrorCode.BAD_KEY
             assert await refusal_of(client.load([KEY], [1.5] * 4, memory)) is ErrorCode.BAD_ARGUMENT
             assert await refusal_of(client.reset(2**70)) is ErrorCode.BAD_ARGUMENT
+            assert await refusal_of(client.save([KEY], range(4), memory, after=None)) is ErrorCode.BAD_ARGUMENT
             ticket = await client.prefetch([KEY])
             assert await refusal_of(ticket.wait(timeout_s=-1)) is ErrorCode.BAD_ARGUMENT
             await client.ping()
