@@ -23,7 +23,6 @@ from flexkv_tiers.hbm.newest import SaveOrder, SaveOutcome
 from flexkv_tiers.hbm.packing import pack_absents, pack_counts, pack_heat, pack_replayed, unpack_pages
 from flexkv_tiers.hbm.replay import Part
 from flexkv_tiers.hbm.requests import HotCount
-from flexkv_tiers.hbm.rooms import Stage
 from flexkv_tiers.hbm.worker import Outcome, RowPath
 from flexkv_tiers.memory.row_arena import RowArena
 
@@ -252,11 +251,8 @@ class RowsLink:
             ended = ticket.wait(timeout_s=patience_s)
             if ended.done:
                 del self._widening[request]
-                room = self._path.pool.rooms.get(request)
-                whole = ended.length == len(pages)
-                if not whole and room is not None and room.stage is Stage.LOADING:
+                if not self._path.load_ended(request, pages, whole=ended.length == len(pages)):
                     raise DemoCacheError(f"only {ended.length} of {len(pages)} blocks were loaded")
-                self._path.load_ended(request, pages, whole=whole)
 
     def _name_blocks(self, each: _Attached, tokens: Sequence[int]) -> None:
         count = len(tokens) // CHUNK_TOKENS

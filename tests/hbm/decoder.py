@@ -155,12 +155,15 @@ class Decoder:
         self.store.save(order, text)
         self.path.save_ended(order.request, order.block, outcome)
 
-    def end_load(self, at: int, *, whole: bool = True) -> None:
-        """The copies of a load, all of them now; one that is not whole leaves half of its pages as they were."""
+    def end_load(self, at: int, *, whole: bool = True) -> bool:
+        """The copies of a load, all of them now; one that is not whole leaves half of its pages as they were.
+
+        Returns whether the request can go on.
+        """
         request, text, pages = self.loads.pop(at)
         for block, page in list(pages.items())[:: 1 if whole else 2]:
             self.store.load(text, block, page)
-        self.path.load_ended(request, pages, whole=whole)
+        return self.path.load_ended(request, pages, whole=whole)
 
     def steer(self) -> int | None:
         """Let HBM follow what was missed. Where a request becomes resident its load runs beside the steps."""

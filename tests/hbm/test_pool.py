@@ -48,6 +48,16 @@ def test_as_few_as_possible_go_hot_and_the_longest_first(pool):
     assert not any(pool.rooms[request].hot for request in (1, 3, 4))
 
 
+def test_a_request_with_all_its_pages_is_resident_however_full_it_is(pool):
+    """Where another rank's step failed too often, this one's request has what it needs, and takes nobody's pages."""
+    admit(pool, 1, 2, covered=False)
+    admit(pool, 2, 12)
+    admit(pool, 3, 12, covered=False)
+    pool.grow(1, 4)
+    assert pool.make_resident(1) == (True, [])
+    assert pool.rooms[2].stage is Stage.RESIDENT
+
+
 def test_nobody_goes_hot_for_a_request_that_waits_all_the_same(pool):
     """When even every page that could be freed is too few, nothing is changed."""
     admit(pool, 1, 2)

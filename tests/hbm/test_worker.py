@@ -379,10 +379,25 @@ def test_a_failed_widening_leaves_the_request_hot(decoder):
     decoder.step([1], fill)
     free = decoder.path.pool.pages.free_count
     assert decoder.steer() == 1
-    decoder.end_load(0, whole=False)
+    assert decoder.end_load(0, whole=False)
     assert decoder.path.pool.rooms[1].stage is Stage.HOT
     assert decoder.path.pool.pages.free_count == free
     assert decoder.step([1], select_some(random.Random(6))) == [Outcome.DONE]
+
+
+def test_the_embedder_is_told_that_a_request_needed_what_its_load_did_not_bring(decoder):
+    """A step that is given up while its request is widened rests on that load: one that falls short is its end."""
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.grant_all(1)
+    decoder.step([1], fill)
+    assert decoder.steer() == 1
+    decoder.path.apply(decoder.store.grant(1, [], revoked=[(5, 0)]))
+    assert decoder.step([1], lambda *_: [5 * BLOCK_TOKENS]) == [Outcome.REPLAY]
+    assert decoder.path.refuse(1) is Outcome.REPLAY  # as soon as the load has ended
+    assert not decoder.end_load(0, whole=False)
+    assert decoder.path.begin([1]) == []
+    decoder.detach(1, save=True)
+    assert not decoder.saves
 
 
 def test_heat_leaves_in_bounded_reports(decoder):

@@ -92,6 +92,8 @@ class HotPool:
             room.stage = Stage.LOADING
             return True, [Change(request, taken=room.loading), self._resize(request, -len(room.hot))]
         missing = room.without_page
+        if not missing:
+            return True, []
         wanted = len(missing) + GROWTH_PAGES * len(self.rooms) - len(room.hot)
         changes = self._free(wanted, spared=request)
         if changes is None:

@@ -130,19 +130,23 @@ class Requests:
         room = self.pool.rooms[request]
         return {block: room.pages[block] for block in room.loading}
 
-    def load_ended(self, request: int, blocks: Iterable[int], *, whole: bool) -> None:
+    def load_ended(self, request: int, blocks: Iterable[int], *, whole: bool) -> bool:
         """Nothing writes to these blocks' pages any more, all that were `loading`; `whole`: their rows are all there.
 
-        Without them the engine computes the rows itself, or detaches; a request that was being widened stays hot.
-        To be told for a detached request, too. Raises FlexKVError(BAD_ARGUMENT) for other blocks than those.
+        False where a request cannot go on without them: one that was only attached until now may have them computed
+        before its first step, any other is to be detached. One that was being widened stays hot, unless its step was
+        given up meanwhile. To be told for a detached request, too. Raises FlexKVError(BAD_ARGUMENT) for other blocks.
         """
         self._check_between_steps()
         blocks = list(blocks)
         check_load_ended(request, blocks, self.pool.copying(request, Use.LOAD))
         self._write(self.pool.load_ended(request, blocks, whole=whole))
         attached = self._attached.get(request)
-        if attached is not None and whole and attached.replays.state is StepState.GIVEN_UP:
+        if attached is None:
+            return True
+        if whole and attached.replays.state is StepState.GIVEN_UP:
             attached.replays.made_resident()
+        return whole or self.pool.rooms[request].is_hot
 
     def go_hot(self, request: int) -> bool:
         """Let a resident request read through a hot buffer from the next step on, without any pressure.
