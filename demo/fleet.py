@@ -48,9 +48,6 @@ segment_bytes = "{segment_mib}MiB"
 [ssd]
 directory = "{ssd}"
 bytes = "{ssd_mib}MiB"
-
-[row_path]
-policy = "sparse"
 """
 
 _S3_CONFIG = """

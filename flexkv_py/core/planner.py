@@ -113,7 +113,8 @@ class Planner:
         if state.arrivals:
             look_at_arrivals(state)
         leaving.free_going(state)
-        replays.serve_wants(state)
+        if state.rows.wants or state.rows.coming:
+            replays.serve_wants(state)
         serve_waiting(state)
         clean_ahead(state)
         if state.timers and state.timers[0][0] <= state.now_ns:

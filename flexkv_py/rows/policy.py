@@ -18,7 +18,7 @@ class RowPolicy(Protocol):
     """One per planner. Every method is O(what it is told), `coldest` O(what is taken from it, and requests)."""
 
     def granted(self, place: Place, now_ns: int) -> None:
-        """This chunk may be read from now on."""
+        """This chunk may be read from now on. Told again of one that must stay: others are to be offered first."""
         ...
 
     def revoked(self, place: Place) -> None:

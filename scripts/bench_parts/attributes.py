@@ -53,6 +53,17 @@ def _is_there(name: str) -> bool:
         return False
 
 
+def values() -> Iterator[tuple[str, int | None]]:
+    """Each of `ATTRIBUTES`, as the driver names it, and its value; None where the driver does not know it."""
+    from cuda.bindings import driver as cuda  # noqa: PLC0415
+
+    cuda.cuInit(0)
+    for name in ATTRIBUTES:
+        attribute = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        error, value = cuda.cuDeviceGetAttribute(attribute, 0) if attribute is not None else (1, 0)
+        yield name, None if int(error) else int(value)
+
+
 def _lines() -> Iterator[str]:
     import torch  # noqa: PLC0415
     import triton  # noqa: PLC0415
@@ -64,10 +75,8 @@ def _lines() -> Iterator[str]:
     cuda.cuInit(0)
     _, version = cuda.cuDriverGetVersion()
     yield f"driver for CUDA {version // 1000}.{version % 1000 // 10}"
-    for name, meaning in ATTRIBUTES.items():
-        attribute = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
-        error, value = cuda.cuDeviceGetAttribute(attribute, 0) if attribute is not None else (1, 0)
-        yield f"  {name} = {'unknown' if int(error) else value}: {meaning}"
+    for name, value in values():
+        yield f"  {name} = {'unknown' if value is None else value}: {ATTRIBUTES[name]}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,15 +20,18 @@ MISS_SHARES = (0.0, 0.1, 0.5)
 STEPS = 12
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> Iterator[dict[str, Any]]:
     """On a GPU the kernels are measured; without one they are interpreted, and the CPU path is."""
     if torch.cuda.is_available():
         from scripts.bench_parts import hot_device  # noqa: PLC0415 - needs a device
 
-        return hot_device.rows() + _compiled([hot_device.architecture()])
+        yield from hot_device.rows()
+        yield from _compiled([hot_device.architecture()])
+        return
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     torch.set_num_threads(1)  # as a worker on CPU should: torch's threads cost more than such small steps gain
-    return [*_on_cpu(), *_compiled([80, 90, 100])]
+    yield from _on_cpu()
+    yield from _compiled([80, 90, 100])
 
 
 def _on_cpu() -> list[dict[str, Any]]:

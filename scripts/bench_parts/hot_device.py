@@ -6,16 +6,16 @@ what the copy alone takes is the difference to a graph of the same plans without
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from flexkv_tiers.hbm import reference
 from flexkv_tiers.hbm.gather import Kernels
+from scripts.bench_parts import attributes
 from scripts.bench_parts.hot_bed import ROW_BYTES, Bed, make_arena
 from scripts.bench_parts.row import row
 
@@ -25,7 +25,6 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MISS_SHARES = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
 STEPS, ROUNDS = 8, 7
 LIMIT_BYTES = 1 << 30
-ATTRIBUTES = {"pageable memory access": 88, "host register read-only": 113}  # CUdevice_attribute
 PEER_MODULES = ("sglang.kernels.ops.kvcache.hisparse", "sglang.jit_kernel.hisparse")
 
 
@@ -35,33 +34,22 @@ def architecture() -> int:
     return major * 10 + minor
 
 
-def rows() -> list[dict[str, Any]]:
-    """Attributes and limits of the device, then every size, batch and share of misses."""
+def rows() -> Iterator[dict[str, Any]]:
+    """Attributes and limits of the device, then every size, batch and share of misses; each as soon as it is known."""
     device = torch.device("cuda")
+    name = torch.cuda.get_device_properties(0).name
+    for attribute, value in attributes.values():
+        yield row(f"{name}: {attribute}", -1 if value is None else value, "")
     arena = make_arena(max(BATCHES), TOKENS, pinned=True)
     pinned, hbm = _copy_gb_per_s(arena.view(-1)[:LIMIT_BYTES]), _copy_gb_per_s(arena.view(-1)[:LIMIT_BYTES].to(device))
-    found = [
-        *_attributes(),
-        row("pinned copy to the device", pinned, "GB/s"),
-        row("copy within HBM", hbm, "GB/s"),
-        *_equality(device, arena),
-    ]
+    yield row("pinned copy to the device", pinned, "GB/s")
+    yield row("copy within HBM", hbm, "GB/s")
+    yield from _equality(device, arena)
     for selected, slots in SIZES:
         for batch in BATCHES:
             bed = Bed(selected, slots, batch, TOKENS, device, arena[:batch])
             for share in MISS_SHARES:
-                found += _measured(bed, share, pinned, hbm)
-    return found
-
-
-def _attributes() -> list[dict[str, Any]]:
-    told = torch.cuda.get_device_properties(0)
-    found = [row(f"{told.name}: multiprocessors", told.multi_processor_count, "")]
-    driver, value = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    for name, number in ATTRIBUTES.items():
-        failed = driver.cuDeviceGetAttribute(ctypes.byref(value), number, 0)
-        found.append(row(f"{told.name}: {name}", -1 if failed else value.value, ""))
-    return found
+                yield from _measured(bed, share, pinned, hbm)
 
 
 def _copy_gb_per_s(source: torch.Tensor) -> float:

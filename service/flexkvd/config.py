@@ -70,7 +70,11 @@ class DramTable:
     populate: bool = key(Kind.SWITCH, "Touch every page in the background at start.", True)
     copy_threads: int = key(Kind.COUNT, "Threads that copy between workers and the arena.", 2, low=1, high=64)
     copies_in_flight_bytes_max: int = key(
-        Kind.SIZE, "Submitted to a device at a time, each way: what a load may wait for.", 32 * MIB, low=MIB, high=GIB
+        Kind.SIZE,
+        "Being copied at a time by all threads: what a load may have to wait for.",
+        4 * MIB,
+        low=64 * KIB,
+        high=GIB,
     )
 
 
@@ -85,11 +89,7 @@ class CudaTable:
         choices=("auto", "on", "off"),
     )
     copies_in_flight_bytes_max: int = key(
-        Kind.SIZE,
-        "Submitted to a device at a time, each way: what a load may wait for.",
-        32 * MIB,
-        low=MIB,
-        high=GIB,
+        Kind.SIZE, "Submitted to a device at a time, each way: what a load may wait for.", 32 * MIB, low=MIB, high=GIB
     )
 
 

@@ -22,6 +22,7 @@ ALL = [each for document in documents() for each in snippets(document)]
 RUN_IN_A_SHELL = {"README.md", "docs/quick-start.md", *PAGES}
 PYTHON_RUN_BY = {
     "README.md": "tests/docs/test_snippets.py",
+    "docs/decoding.md": "tests/service/test_decoding.py",
     "docs/embedding.md": "tests/service/test_embedding.py",
     "docs/row-path.md": "tests/docs/test_snippets.py",
     "docs/selections.md": "tests/docs/test_snippets.py",

@@ -157,7 +157,7 @@ def holes(folder: Path, *, rounds: int = 100) -> dict[str, float]:
     """Punch holes into registered memory, grow it and try to cut it, while the daemon copies from and into it."""
     with beside_a_bystander(folder) as daemon, Client(daemon.socket, GEOMETRY) as client, ExitStack() as stack:
         pages = Pages(client, 2 * BLOCKS)
-        descriptor = os.dup(pages.memory.registration.descriptor)
+        descriptor = os.dup(pages.memory.registration.descriptors[0])
         stack.callback(os.close, descriptor)
         over, punched, cuts = threading.Event(), [0], [0]
 
