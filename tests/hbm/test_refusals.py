@@ -15,6 +15,7 @@ from flexkv_tiers.hbm.newest import SaveOutcome
 from flexkv_tiers.hbm.rooms import Admission
 from flexkv_tiers.hbm.shape import TableLimits
 from flexkv_tiers.hbm.steps import StepTables
+from flexkv_tiers.hbm.tables import SEGMENTS_MAX
 from flexkv_tiers.hbm.worker import Outcome
 from tests.hbm.decoder import CPU, Decoder, shapes
 
@@ -179,7 +180,7 @@ def test_ends_of_copies_that_do_not_run_are_refused(decoder):
     refused(BAD_ARGUMENT, lambda: decoder.path.load_ended(9, [0], whole=True))
     decoder.save_all()
     assert decoder.path.attach(2, 20, 2) is Admission.RESIDENT
-    for blocks in ([], [0], [0, 0], [0, 1, 2]):
+    for blocks in ([], [0], [0, 0], [0, 1, 1], [0, 1, 2]):
         refused(BAD_ARGUMENT, lambda blocks=blocks: decoder.path.load_ended(2, blocks, whole=True))
         assert decoder.path.begin([2]) == []
     decoder.path.load_ended(2, [0, 1], whole=True)
@@ -196,6 +197,10 @@ def test_one_arena_serves_all_requests(decoder):
     refused(BAD_ARGUMENT, decoder.path.point_arena, [segment.ctypes.data], segment.nbytes)
     decoder.path.disown(1)
     decoder.store.detach(1)
+    segments = decoder.path.tables.requests.segments
+    for buffers, length in (([bytearray(4096)] * (SEGMENTS_MAX + 1), 4096), ([segment], 0), ([segment], 4000)):
+        refused(BAD_ARGUMENT, decoder.path.map_arena, buffers, length)
+        assert (len(segments.views), segments.frame_count * 4096) == (1, segment.nbytes)  # as before
     decoder.path.map_arena([segment], segment.nbytes)
     decoder.store.attach(1, text=1)
 

@@ -76,7 +76,7 @@ def check_save_ended(request: int, block: int, saving: Collection[int]) -> None:
 
 def check_load_ended(request: int, blocks: Collection[int], loading: Collection[int]) -> None:
     """Refuse the end of a load in parts: steps would read pages that are still being written."""
-    if set(blocks) != set(loading):
+    if sorted(blocks) != sorted(loading):
         raise _refuse(
             f"of request {request} {len(loading)} blocks are being loaded, and others are said to be, or not all: "
             "wait for all that `loading` named, and say their end once"

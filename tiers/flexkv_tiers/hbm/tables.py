@@ -52,19 +52,25 @@ class Segments:
 
     def map(self, buffers: Sequence[memoryview | bytearray | mmap | np.ndarray], segment_bytes: int) -> None:
         """Use these mapped segments; they may be read-only and must stay mapped. Host memory only."""
+        self._check(len(buffers), segment_bytes)
         self.views = [np.frombuffer(buffer, dtype=np.int64, count=segment_bytes // 8) for buffer in buffers]
         self.point([view.ctypes.data for view in self.views], segment_bytes)
 
     def point(self, addresses: Sequence[int], segment_bytes: int) -> None:
         """Use segments at these addresses of the device."""
-        if len(addresses) > SEGMENTS_MAX or segment_bytes % ALIGN_BYTES:
-            raise FlexKVError(
-                ErrorCode.BAD_ARGUMENT,
-                f"{len(addresses)} segments of {segment_bytes} bytes: use at most {SEGMENTS_MAX}, of whole 4 KiB pages",
-            )
+        self._check(len(addresses), segment_bytes)
         self.bases[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
         self.units.fill_(segment_bytes // ALIGN_BYTES)
         self.frame_count = len(addresses) * (segment_bytes // ALIGN_BYTES)
+
+    @staticmethod
+    def _check(count: int, segment_bytes: int) -> None:
+        if count > SEGMENTS_MAX or segment_bytes < ALIGN_BYTES or segment_bytes % ALIGN_BYTES:
+            raise FlexKVError(
+                ErrorCode.BAD_ARGUMENT,
+                f"an arena of {count} segments of {segment_bytes} bytes: the row path reads at most {SEGMENTS_MAX}, of "
+                "whole 4 KiB pages; make the daemon's [dram] segment_bytes larger",
+            )
 
 
 class RequestTables:
