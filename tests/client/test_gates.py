@@ -153,6 +153,17 @@ def test_words_that_cannot_be_reached_keep_no_other_gate_shut(
     assert "could not be opened" in caplog.text
 
 
+def test_words_that_cannot_be_reached_leave_others_watched(caplog: pytest.LogCaptureFixture) -> None:
+    """What they raise at their deadline is logged, and a daemon that leaves other gates shut is lost at theirs."""
+    words, loads = Unreachable(), GatedLoads()
+    loads.begin(Gates(0, len(CHUNKS), words), 1.0)
+    loads.begin(arrays()[0], 2.0)
+    words.fails = True
+    assert not loads.overdue(1.5)
+    assert loads.overdue(2.5)
+    assert "could not be looked at" in caplog.text
+
+
 def test_a_daemon_that_knows_no_gates_is_asked_for_none(daemon: Daemon) -> None:
     """It would ignore them, and streams would wait for ever, or pages be read before they are written."""
     gates = arrays()[0]
