@@ -283,6 +283,17 @@ def test_warm_rows_are_hits_from_the_first_step(decoder):
         assert group.counters[decoder.path.pool.rooms[1].row].tolist() == [6, 0, 0, 0]
 
 
+def test_nothing_is_warmed_between_a_failed_step_and_its_replay(decoder):
+    """The device takes the request for padding until then: nothing is fetched, and heat is counted once for the step."""
+    decoder.start_hot(1, text=1, tokens=60)
+    decoder.path.apply(decoder.store.grant(1, [(0, 0)]))
+    assert decoder.step([1], lambda *_: [0, 1]) == [Outcome.REPLAY]  # the second group's chunk is absent
+    assert decoder.path.warm(1, 0, [2, 3]) == 0
+    decoder.grant_all(1)
+    assert decoder.step([1], lambda *_: [0, 1]) == [Outcome.DONE]
+    assert decoder.path.tables.heat[:, decoder.path.pool.rooms[1].row, 0].tolist() == [2, 2]
+
+
 def test_the_request_that_misses_most_becomes_resident(decoder):
     """Of two hot requests the one that misses more per page is loaded while it decodes on, then misses no more."""
     decoder.start_hot(1, text=1, tokens=60)

@@ -301,7 +301,8 @@ class Requests:
     def warm(self, request: int, group: int, ids: Sequence[int]) -> int:
         """Fetch rows into the hot buffer before the first step: the last selections of prefill, newest last.
 
-        Those not in granted frames, or in pages anyway, are left out. Returns how many rows were fetched.
+        Those not in granted frames, or in pages anyway, are left out; all, while the request's step is to run again.
+        Returns how many rows were fetched.
         """
         self._check_between_steps()
         attached, room = self._of(request), self.pool.rooms[request]
@@ -312,6 +313,8 @@ class Requests:
             if (block := number // shape.ids_per_block) not in room.pages
             and (block, shape.chunk) in attached.granted.frames
         ]
+        if attached.failed:
+            return 0
         self.tables.warm(room.row, group, there)
         return len(there)
 
