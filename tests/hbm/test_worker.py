@@ -284,7 +284,7 @@ def test_warm_rows_are_hits_from_the_first_step(decoder):
 
 
 def test_nothing_is_warmed_between_a_failed_step_and_its_replay(decoder):
-    """The device takes the request for padding until then: nothing is fetched, and its heat counts once for the step."""
+    """The device takes the request for padding until then: nothing is fetched, its heat counts once."""
     decoder.start_hot(1, text=1, tokens=60)
     decoder.path.apply(decoder.store.grant(1, [(0, 0)]))
     assert decoder.step([1], lambda *_: [0, 1]) == [Outcome.REPLAY]  # the second group's chunk is absent
