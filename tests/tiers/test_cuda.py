@@ -163,11 +163,12 @@ def test_a_worker_pins_its_mapping_of_the_arena_or_nothing_of_it() -> None:
 
 
 def test_without_a_driver_cuda_is_missing_with_cause_and_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a machine without libcuda says, here or on one where it is hidden."""
+    """What a machine without libcuda says, here or on one where it is hidden; to a worker's `RowArena`, too."""
     monkeypatch.setattr(real, "LIBRARY", "libcuda-of-nobody.so.1")
     with pytest.raises(FlexKVError, match=r"no NVIDIA driver.*flexkv-py\[cuda\]") as caught:
         real.CudaDriver()
     assert caught.value.code is ErrorCode.CUDA_MISSING
+    assert "daemon" not in caught.value.message
 
 
 def test_the_raw_call_has_the_layout_of_the_bindings() -> None:

@@ -270,6 +270,6 @@ def _load() -> ModuleType:
 def _missing(why: str) -> FlexKVError:
     return FlexKVError(
         ErrorCode.CUDA_MISSING,
-        f"this daemon cannot reach CUDA ({why}): install NVIDIA's driver and `pip install flexkv-py[cuda]`, "
-        "or register memory of the host",
+        f"CUDA cannot be reached here ({why}): install NVIDIA's driver and `pip install flexkv-py[cuda]`, "
+        "or use memory of the host",
     )
