@@ -175,7 +175,8 @@ def speak(daemon: DaemonThread, said: bytes) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(5)
     connection.connect(str(daemon.admin))
-    connection.sendall(said)
+    if said:  # even nothing cannot be said to who was refused, and has hung up already
+        connection.sendall(said)
     return connection
 
 
