@@ -21,9 +21,12 @@ from flexkv_py.core.messages import (
     PagesAcknowledged,
     RefuseReplay,
     RequestAttached,
+    SessionClosed,
+    SessionOpened,
     StartMove,
     Tier,
     TierChanged,
+    WorkerGone,
 )
 from flexkv_py.core.state import WRITE_FAULTS_IN_ROW_MAX
 from flexkv_py.geometry import ALIGN_BYTES
@@ -31,7 +34,7 @@ from flexkv_py.keys import ROOT, BlockKey
 from flexkv_py.rows import leaving
 from flexkv_py.rows.policies import ROW_POLICIES
 from flexkv_py.rows.table import RowLimits
-from tests.core.conftest import CHUNKS, NAMESPACE, Bench, chain
+from tests.core.conftest import CHUNKS, NAMESPACE, SPEC, Bench, chain
 
 RECORD_BYTES = ALIGN_BYTES + sum(CHUNKS)
 TIERS = (Tier.DRAM, Tier.SSD, Tier.S3)
@@ -205,6 +208,34 @@ def test_a_step_that_is_not_tried_again_in_time_yields_what_it_has_pinned(benche
         apply_pages(bench, 1)
         rest(bench, until_ns=SECOND_NS + NEXT_NS)
     assert apply_pages(bench, 2) == EVERYTHING
+
+
+def test_a_step_that_waits_for_room_keeps_what_it_has_and_lets_no_guess_in(benches: Any) -> None:
+    """A process that may still read has the room: what the step has pinned does not go for its own sake, then it is
+    refused in time.
+    """
+    bench = three_quarters(benches, 1)
+    bench.post(SessionOpened(2, SPEC, 0, bench.now_ns))
+    find(bench, chain(3, "other"))
+    bench.post(RequestAttached(2, 900, 2, 0, chain(3, "other"), bench.now_ns))
+    bench.post(HeatReported(2, [], [AbsentEntry(2, *spot) for spot in sorted(EVERYTHING)], [], [], bench.now_ns))
+    rest(bench, until_ns=1)
+    bench.post(SessionClosed(2, bench.now_ns))
+    rows, guesses = bench.planner.state.rows, list[int]()
+    fail(bench, 1, EVERYTHING)
+    for _ in range(len(EVERYTHING)):
+        rest(bench, until_ns=SECOND_NS - 1)
+        assert apply_pages(bench, 1) < EVERYTHING
+    rows.policy.ahead = lambda now_ns: guesses.append(now_ns) or []
+    bench.tick()
+    assert rows.elder is rows.find(1, 1)[0]
+    assert not guesses
+    assert not [told for told in bench.told if isinstance(told, ChangePages) and told.revoked]
+    bench.now_ns = SECOND_NS
+    bench.tick()
+    assert [told.request for told in bench.told if isinstance(told, RefuseReplay)] == [1]
+    bench.post(WorkerGone(2, bench.now_ns))
+    rest(bench)
 
 
 def three_quarters(benches: Any, count: int, **limits: Any) -> Bench:

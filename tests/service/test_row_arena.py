@@ -98,3 +98,20 @@ def test_a_shared_arena_is_pinned_writable_and_again_after_a_restart(
     opened.close()
     opened.close()
     assert not pinning.pinned
+
+
+def test_a_reader_that_refuses_leaves_nothing_pinned(
+    start: Callable[..., DaemonThread], pinning: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where requests still read another arena, the one that was to be opened is let go of again."""
+    pinning.read_only_supported = True
+    opened, reader = RowArena(UUID, pinning), Reader()
+
+    def refuse(*_: object) -> None:
+        raise FlexKVError(ErrorCode.BAD_ARGUMENT, "disown them first")
+
+    monkeypatch.setattr(reader, "point_arena", refuse)
+    with Client(start().socket, GEOMETRY) as client, pytest.raises(FlexKVError, match="disown"):
+        opened.open(client.map_arena(), reader)
+    assert "pin" in pinning.calls
+    assert not pinning.pinned
