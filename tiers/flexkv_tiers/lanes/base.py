@@ -6,6 +6,7 @@ outcome. A lane moves bytes and decides nothing: frames are reserved and pages c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -66,6 +67,18 @@ class CopyTask:
 
 Copied = Callable[[list["Fault | None"]], None]
 """Called on the loop with one entry per block: None, or why its copy failed. It must not raise."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One task in the lanes. Owned by the loop; a thread writes only the faults of its own unit."""
+
+    task: CopyTask
+    loop: asyncio.AbstractEventLoop
+    units_left: int
+    faults: list[Fault | None]
+    copied: list[Copied]
+    """Who hears of the end, in this order."""
 
 
 class Lanes(Protocol):

@@ -24,7 +24,7 @@ import numpy as np
 from flexkv_py.core.messages import Fault, Priority
 from flexkv_tiers.base import TierFault
 from flexkv_tiers.codec import chunk_checksum
-from flexkv_tiers.lanes.base import Copied, CopyTask, Direction
+from flexkv_tiers.lanes.base import Copied, CopyTask, Direction, Job
 from flexkv_tiers.memory.arena import Arena
 from flexkv_tiers.memory.layout import PageRun, page_runs
 from flexkv_tiers.memory.worker import HostMemory, PageTable, WorkerMemory
@@ -37,23 +37,11 @@ _STOP_RANK = -1  # sorts before every Priority
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One task in the lanes. Owned by the loop; a thread writes only the faults of its own unit."""
-
-    task: CopyTask
-    loop: asyncio.AbstractEventLoop
-    units_left: int
-    faults: list[Fault | None]
-    copied: list[Copied]
-    """Who hears of the end, in this order."""
-
-
 @dataclass(slots=True)
 class _Unit:
     """Pieces `start` to `end` of a job, each one chunk of one block, those of a block next to each other."""
 
-    job: _Job
+    job: Job
     start: int
     end: int
 
@@ -83,7 +71,7 @@ class CpuLanes:
         self._waiting: list[_Entry] = []
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._order = itertools.count()  # first come, first served within a priority
-        self._jobs: set[_Job] = set()  # queued or running
+        self._jobs: set[Job] = set()  # queued or running
         self._finished: deque[_Unit] = deque()  # filled by threads, emptied by the loop
         self._wake_pending = False  # two threads may both see False: one wake-up too many does no harm
         self._counters = _Counters()
@@ -102,7 +90,7 @@ class CpuLanes:
         chunk_count = len(task.chunks)
         pieces_per_unit = chunk_count * max(1, self._unit_bytes // task.block_bytes)
         starts = range(0, count * chunk_count, pieces_per_unit)
-        job = _Job(task, asyncio.get_running_loop(), len(starts), [None] * count, [copied])
+        job = Job(task, asyncio.get_running_loop(), len(starts), [None] * count, [copied])
         self._jobs.add(job)
         for start in starts:
             unit = _Unit(job, start, min(start + pieces_per_unit, count * chunk_count))
@@ -182,7 +170,7 @@ class CpuLanes:
                 for copied in job.copied:
                     copied(job.faults)
 
-    def _count(self, job: _Job) -> None:
+    def _count(self, job: Job) -> None:
         good = job.faults.count(None)
         self._counters.bytes_copied[job.task.direction] += good * job.task.block_bytes
         for fault in filter(None, job.faults):

@@ -22,8 +22,8 @@ import numpy as np
 from flexkv_py.core.messages import Fault, Priority
 from flexkv_tiers.codec import chunk_checksum
 from flexkv_tiers.cuda import CudaFailure, Driver
-from flexkv_tiers.lanes.base import Copied, CopyTask, Direction
-from flexkv_tiers.lanes.units import Job, Line, Unit, units_of
+from flexkv_tiers.lanes.base import Copied, CopyTask, Direction, Job
+from flexkv_tiers.lanes.units import Line, Unit, units_of
 from flexkv_tiers.memory.arena import Arena
 from flexkv_tiers.memory.cuda import CudaMemory
 from flexkv_tiers.memory.descriptors import Descriptors, describe, rectangles

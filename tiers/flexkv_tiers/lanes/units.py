@@ -6,25 +6,13 @@ takes them out.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import threading
 from dataclasses import dataclass
 
 from flexkv_py.core.messages import Fault
-from flexkv_tiers.lanes.base import Copied, CopyTask, Direction
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One task in the lanes. Threads write only the faults of blocks of their unit."""
-
-    task: CopyTask
-    loop: asyncio.AbstractEventLoop
-    units_left: int
-    faults: list[Fault | None]
-    copied: list[Copied]
+from flexkv_tiers.lanes.base import Direction, Job
 
 
 @dataclass(slots=True)
